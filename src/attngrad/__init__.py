@@ -1,0 +1,85 @@
+"""attngrad: every derivative of attention, exact, fast, and explained.
+
+>>> import attngrad, numpy as np
+>>> q = k = v = np.random.default_rng(0).standard_normal((2, 4, 10, 32), dtype=np.float32)
+>>> out, pullback = attngrad.vjp(q, k, v, causal=True)
+>>> dq, dk, dv, _, _ = pullback(np.ones_like(out))
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0.dev0"
+
+# Where each public name lives; a module is imported when one of its names is first used (PEP 562).
+_HOME = {
+    "attention": "_attention",
+    "vjp": "_attention",
+    "jvp": "_attention",
+    "hvp": "_attention",
+    "jacobian": "_attention",
+    "attention_weights": "_attention",
+    "softmax_jacobian": "_attention",
+    "segments_from_lengths": "_attention",
+    "dropout_mask": "_attention",
+    "Gradients": "_options",
+    "Options": "_options",
+    "Operands": "_options",
+    "MultiHeadAttention": "layers",
+}
+_MODULES = ("errata", "layers", "optim", "reference", "testing")
+
+__all__ = [
+    "Gradients",
+    "MultiHeadAttention",
+    "Operands",
+    "Options",
+    "__version__",
+    "attention",
+    "attention_weights",
+    "dropout_mask",
+    "errata",
+    "hvp",
+    "jacobian",
+    "jvp",
+    "layers",
+    "optim",
+    "reference",
+    "segments_from_lengths",
+    "softmax_jacobian",
+    "testing",
+    "vjp",
+]
+
+if TYPE_CHECKING:
+    from attngrad import errata, layers, optim, reference, testing
+    from attngrad._attention import (
+        attention,
+        attention_weights,
+        dropout_mask,
+        hvp,
+        jacobian,
+        jvp,
+        segments_from_lengths,
+        softmax_jacobian,
+        vjp,
+    )
+    from attngrad._options import Gradients, Operands, Options
+    from attngrad.layers import MultiHeadAttention
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        value = getattr(importlib.import_module(f"attngrad.{_HOME[name]}"), name)
+    elif name in _MODULES:
+        value = importlib.import_module(f"attngrad.{name}")
+    else:
+        raise AttributeError(f"module 'attngrad' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,448 @@
+"""What crosses every layer: Options, Operands, Gradients; and every argument check.
+
+Data flows one way. A public function calls ``bind`` once; what comes back is valid, and nothing below checks again.
+The checks read shapes and dtypes only, so they serve NumPy arrays and those of any array-API namespace alike.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any, NamedTuple, NoReturn, TypedDict, cast
+
+import numpy as np
+
+from attngrad._arrays import ACCUMULATE, is_array, is_boolean, is_floating, is_integer, kind_of
+
+Array = Any
+"""An array of NumPy or of any array-API namespace."""
+
+
+class OptionArguments(TypedDict, total=False):
+    """The keyword options of ``attention``, ``vjp``, ``jvp``, ``hvp``, ``jacobian`` and ``attention_weights``."""
+
+    scale: float | None
+    causal: bool
+    window: tuple[int | None, int | None] | None
+    offset: Array | int | None
+    mask: Array | None
+    bias: Array | None
+    softcap: float | None
+    sinks: Array | None
+    dropout: float
+    seed: int | None
+    segments: tuple[Array, Array] | None
+    return_lse: bool
+
+
+OPTION_NAMES = tuple(OptionArguments.__annotations__)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The options that are not arrays: frozen and hashable. ``scale`` is resolved, never None."""
+
+    scale: float
+    causal: bool = False
+    window: tuple[int | None, int | None] | None = None
+    softcap: float | None = None
+    dropout: float = 0.0
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Operands:
+    """The arrays of one call, as they were given. ``offset`` is resolved, never None."""
+
+    q: Array
+    k: Array
+    v: Array
+    bias: Array | None = None
+    sinks: Array | None = None
+    mask: Array | None = None
+    segments: tuple[Array, Array] | None = None
+    offset: Array | int = 0
+
+    @property
+    def heads(self) -> int:
+        """Hq, the number of query heads; 1 for 2-D input."""
+        return int(self.q.shape[-3]) if len(self.q.shape) > 2 else 1
+
+    @property
+    def group(self) -> int:
+        """Hq / Hk, the number of query heads that read one key head."""
+        key_heads = int(self.k.shape[-3]) if len(self.k.shape) > 2 else 1
+        return self.heads // key_heads if key_heads else 1
+
+    @property
+    def scores_shape(self) -> tuple[int, ...]:
+        """``(..., Hq, T, S)``."""
+        return (*self.q.shape[:-1], int(self.k.shape[-2]))
+
+    @property
+    def out_shape(self) -> tuple[int, ...]:
+        """``(..., Hq, T, E)``."""
+        return (*self.q.shape[:-1], int(self.v.shape[-1]))
+
+
+class Gradients(NamedTuple):
+    """One array per differentiable input: None for an input that was not given, else of its shape and dtype."""
+
+    q: Array
+    k: Array
+    v: Array
+    bias: Array | None = None
+    sinks: Array | None = None
+
+
+class Tangents(NamedTuple):
+    """A direction in the space of the differentiable inputs. None is zero."""
+
+    q: Array | None = None
+    k: Array | None = None
+    v: Array | None = None
+    bias: Array | None = None
+    sinks: Array | None = None
+
+
+# --- errors ---------------------------------------------------------------------------------------------------------
+
+
+def fail(error: type[Exception], function: str, argument: str, rule: str, got: object, remedy: str = "") -> NoReturn:
+    """Raise ``error`` with the house sentence: function, argument, rule, what came, remedy."""
+    raise error(f"{function}: {argument} must {rule}; got {got}.{' ' + remedy if remedy else ''}")
+
+
+def _shape(x: Array) -> str:
+    return f"shape {tuple(int(n) for n in x.shape)}"
+
+
+def check_array(function: str, name: str, x: Any, dtype: Any = None, remedy: str = "") -> Array:
+    """``x`` as it is, if it is an array of ``dtype`` (any dtype where that is None)."""
+    if not is_array(x):
+        fail(TypeError, function, name, "be an array", kind_of(x), remedy or "Convert it with numpy.asarray.")
+    if dtype is not None and x.dtype != dtype:
+        fail(TypeError, function, name, f"have dtype {dtype}", x.dtype, remedy or f"Cast it to {dtype}.")
+    return x
+
+
+def check_like(function: str, name: str, x: object, shape: tuple[int, ...], dtype: Any, model: str) -> Array:
+    """``x`` as it is, if it is an array of exactly this shape and dtype, which are those of ``model``."""
+    check_array(function, name, x, dtype, f"{name} has the dtype of {model}.")
+    if tuple(cast(Array, x).shape) != tuple(shape):
+        fail(ValueError, function, name, f"have the shape of {model}, {tuple(shape)}", _shape(x))
+    return x
+
+
+def _broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
+    """Whether an array of ``shape`` broadcasts to exactly ``target``."""
+    if len(shape) > len(target):
+        return False
+    return all(n in (1, m) for n, m in zip(reversed(shape), reversed(target), strict=False))
+
+
+def _check_broadcast(function: str, name: str, x: Array, target: tuple[int, ...], what: str) -> None:
+    if not _broadcasts(tuple(x.shape), target):
+        fail(ValueError, function, name, f"broadcast to {what} = {target}", _shape(x))
+
+
+# --- q, k, v --------------------------------------------------------------------------------------------------------
+
+
+def _check_qkv(function: str, q: Array, k: Array, v: Array, kernels: bool) -> None:
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        check_floating(function, name, x, kernels)
+        if len(x.shape) < 2:
+            fail(ValueError, function, name, "have at least 2 axes, (..., heads, tokens, features)", _shape(x))
+    if k.dtype != q.dtype or v.dtype != q.dtype:
+        name, x = ("k", k) if k.dtype != q.dtype else ("v", v)
+        fail(TypeError, function, name, f"have the dtype of q, {q.dtype}", x.dtype, "Cast one to the other.")
+    qs, ks, vs = tuple(q.shape), tuple(k.shape), tuple(v.shape)
+    for name, shape in (("k", ks), ("v", vs)):
+        if len(shape) != len(qs) or shape[:-3] != qs[:-3]:
+            rule = f"have as many axes as q and its leading axes {qs[:-3]}"
+            fail(ValueError, function, name, rule, f"shape {shape} beside q of {qs}", "Leading axes do not broadcast.")
+    if ks[-1] != qs[-1]:
+        fail(ValueError, function, "k", f"have {qs[-1]} features (axis -1), like q", f"shape {ks}")
+    if vs[-2] != ks[-2]:
+        fail(ValueError, function, "v", f"have {ks[-2]} tokens (axis -2), like k", f"shape {vs}")
+    if len(qs) > 2:
+        hq, hk = qs[-3], ks[-3]
+        if hk != hq and (hk == 0 or hq % hk):
+            rule = f"have {hq} or a divisor of {hq} heads (axis -3), like q"
+            fail(ValueError, function, "k", rule, hk, "Repeat or regroup the key heads.")
+        if vs[-3] != hk:
+            fail(ValueError, function, "v", f"have {hk} heads (axis -3), like k", vs[-3])
+
+
+def check_floating(function: str, name: str, x: Array, kernels: bool = True) -> None:
+    """``x`` is an array of a dtype that the kernels (else: the reference) compute in."""
+    check_array(function, name, x)
+    if is_floating(x, kernels):
+        return
+    if not kernels:
+        fail(TypeError, function, name, "have a real or complex floating dtype", x.dtype, "Cast it with astype.")
+    if isinstance(x, np.ndarray) and not x.dtype.isnative:
+        remedy = "Convert it with x.astype(x.dtype.newbyteorder('='))."
+    elif is_floating(x, kernels=False):
+        remedy = "attngrad.reference computes in longdouble and complex; or cast to float64."
+    else:
+        remedy = "Cast it, for instance with x.astype(numpy.float32)."
+    fail(TypeError, function, name, "have dtype float64, float32, float16 or bfloat16", x.dtype, remedy)
+
+
+_FAR = 2**61
+"""Positions stay below this, so that sums of two cannot overflow 64 bits."""
+
+# --- options --------------------------------------------------------------------------------------------------------
+
+
+def _integer(function: str, name: str, x: object) -> int:
+    if isinstance(x, Integral) and not isinstance(x, (bool, np.bool_)):
+        return int(x)
+    fail(TypeError, function, name, "be an integer", kind_of(x))
+
+
+def _real(function: str, name: str, x: object) -> float:
+    if isinstance(x, (Real, np.floating)) and not isinstance(x, (bool, np.bool_)):
+        value = float(x)
+        if math.isfinite(value):
+            return value
+        fail(ValueError, function, name, "be finite", value)
+    fail(TypeError, function, name, "be a real number", kind_of(x))
+
+
+def _flag(function: str, name: str, x: object) -> bool:
+    if isinstance(x, (bool, np.bool_)):
+        return bool(x)
+    fail(TypeError, function, name, "be True or False", kind_of(x))
+
+
+def _window(function: str, window: object) -> tuple[int | None, int | None] | None:
+    if window is None:
+        return None
+    if not isinstance(window, (tuple, list)):
+        fail(TypeError, function, "window", "be a pair (left, right)", kind_of(window))
+    if len(window) != 2:
+        fail(ValueError, function, "window", "be a pair (left, right)", f"{len(window)} values")
+    sides = []
+    for side in window:
+        width = None if side is None else _integer(function, "window", side)
+        if width is not None and width < 0:
+            fail(ValueError, function, "window", "have sides >= 0", window, "None on a side leaves it unbounded.")
+        sides.append(None if width is None or width >= _FAR else width)
+    return None if sides == [None, None] else (sides[0], sides[1])
+
+
+def check_dropout(function: str, rate: object, seed: object) -> tuple[float, int | None]:
+    """The dropout rate and the 64-bit seed, checked."""
+    value = _real(function, "dropout", rate)
+    if not 0.0 <= value < 1.0:
+        fail(ValueError, function, "dropout", "be in [0, 1)", value)
+    if seed is None:
+        if value > 0.0:
+            rule = "be given where dropout is"
+            fail(ValueError, function, "seed", rule, "None", "Pass seed=<integer>; the backward reuses the same mask.")
+        return value, None
+    number = _integer(function, "seed", seed)
+    if not 0 <= number < 2**64:
+        fail(ValueError, function, "seed", "be in [0, 2**64)", number)
+    return value, number
+
+
+def _check_offset(function: str, offset: object, leading: tuple[int, ...]) -> Array | int:
+    if not is_array(offset):
+        if isinstance(offset, Integral):
+            number = _integer(function, "offset", offset)
+            if abs(number) >= _FAR:
+                fail(ValueError, function, "offset", "be within 2**61 of zero", number)
+            return number
+        fail(TypeError, function, "offset", "be an integer or an integer array", kind_of(offset))
+    array = cast(Array, offset)
+    if not is_integer(array):
+        fail(TypeError, function, "offset", "have an integer dtype", array.dtype)
+    _check_broadcast(function, "offset", array, leading, "the leading axes of q")
+    return array
+
+
+def _check_mask(function: str, mask: object, x: Operands) -> None:
+    check_array(function, "mask", mask)
+    array = cast(Array, mask)
+    if not is_boolean(array):
+        remedy = "True = may attend; for additive terms use bias."
+        fail(TypeError, function, "mask", "be boolean", f"dtype {array.dtype}", remedy)
+    _check_broadcast(function, "mask", array, x.scores_shape, "(..., Hq, T, S)")
+
+
+def _check_additive(function: str, name: str, array: object, q: Array) -> None:
+    """bias and sinks: of q's dtype or, beside 16-bit inputs, float32."""
+    check_array(function, name, array)
+    dtype = cast(Array, array).dtype
+    if dtype != q.dtype and not (isinstance(q, np.ndarray) and dtype == ACCUMULATE.get(q.dtype)):
+        also = " or float32" if isinstance(q, np.ndarray) and q.dtype in ACCUMULATE else ""
+        fail(TypeError, function, name, f"have the dtype of q, {q.dtype}{also}", dtype, "Cast it with astype.")
+
+
+def _check_segments(function: str, segments: object, x: Operands) -> None:
+    if not isinstance(segments, (tuple, list)):
+        got = kind_of(segments)
+        fail(TypeError, function, "segments", "be a pair (q_segments, k_segments)", got, "Use (ids, ids).")
+    if len(segments) != 2:
+        fail(ValueError, function, "segments", "be a pair (q_segments, k_segments)", f"{len(segments)} values")
+    leading = tuple(x.q.shape[:-3])
+    for name, ids, tokens in (
+        ("q_segments", segments[0], int(x.q.shape[-2])),
+        ("k_segments", segments[1], int(x.k.shape[-2])),
+    ):
+        check_array(function, name, ids)
+        if not is_integer(ids):
+            fail(TypeError, function, name, "have an integer dtype", ids.dtype)
+        if len(ids.shape) == 0 or ids.shape[-1] != tokens:
+            fail(ValueError, function, name, f"have {tokens} ids along axis -1, one a token", _shape(ids))
+        _check_broadcast(function, name, ids, (*leading, tokens), "(leading axes, tokens)")
+
+
+def _reject_unknown(function: str, options: Mapping[str, object]) -> None:
+    for name in options:
+        if name not in OPTION_NAMES:
+            near = difflib.get_close_matches(name, OPTION_NAMES, n=1, cutoff=0.5)
+            hint = f"Did you mean {near[0]!r}?" if near else f"Options are: {', '.join(OPTION_NAMES)}."
+            raise TypeError(f"{function}: unknown option {name!r}. {hint}")
+
+
+def bind(
+    function: str, q: Array, k: Array, v: Array, options: Mapping[str, Any], *, kernels: bool = True
+) -> tuple[Operands, Options, bool]:
+    """Check everything once; give the operands, the options and ``return_lse``.
+
+    ``kernels=True`` admits what the kernels compute: NumPy arrays in float64, float32, float16 and bfloat16.
+    ``kernels=False`` is for the reference: any floating dtype, real or complex, of any array-API namespace.
+    """
+    if kernels:
+        require_numpy(function, q=q, k=k, v=v)
+    _check_qkv(function, q, k, v, kernels)
+    default_scale = 1.0 / math.sqrt(max(int(q.shape[-1]), 1))
+    offset: Array | int = int(k.shape[-2]) - int(q.shape[-2])
+    if not options:
+        return Operands(q, k, v, offset=offset), Options(default_scale), False
+
+    _reject_unknown(function, options)
+    get = options.get
+    x = Operands(q, k, v)
+    scale, softcap = get("scale"), get("softcap")
+    if softcap is not None and (softcap := _real(function, "softcap", softcap)) <= 0.0:
+        fail(ValueError, function, "softcap", "be positive", softcap, "None means no cap.")
+    dropout, seed = check_dropout(function, get("dropout", 0.0), get("seed"))
+    bound = Options(
+        scale=default_scale if scale is None else _real(function, "scale", scale),
+        causal=_flag(function, "causal", get("causal", False)),
+        window=_window(function, get("window")),
+        softcap=softcap,
+        dropout=dropout,
+        seed=seed,
+    )
+    mask, bias, sinks, segments = get("mask"), get("bias"), get("sinks"), get("segments")
+    if kernels:
+        require_numpy(function, mask=mask, bias=bias, sinks=sinks)
+        if isinstance(segments, (tuple, list)):
+            require_numpy(function, **{f"segments[{i}]": ids for i, ids in enumerate(segments)})
+        if is_array(get("offset")):
+            require_numpy(function, offset=get("offset"))
+    if mask is not None:
+        _check_mask(function, mask, x)
+    if bias is not None:
+        _check_additive(function, "bias", bias, q)
+        _check_broadcast(function, "bias", bias, x.scores_shape, "(..., Hq, T, S)")
+    if sinks is not None:
+        _check_additive(function, "sinks", sinks, q)
+        if tuple(sinks.shape) != (x.heads,):
+            fail(ValueError, function, "sinks", f"have shape ({x.heads},), one logit a query head", _shape(sinks))
+    if segments is not None:
+        _check_segments(function, segments, x)
+        segments = (segments[0], segments[1])
+    if get("offset") is not None:
+        offset = _check_offset(function, get("offset"), tuple(q.shape[:-3]))
+    operands = Operands(q, k, v, bias, sinks, mask, segments, offset)
+    return operands, bound, _flag(function, "return_lse", get("return_lse", False))
+
+
+def require_numpy(function: str, **arrays: object) -> None:
+    """Plain NumPy arrays only; an option that is None was not given."""
+    for name, x in arrays.items():
+        if x is None and name in OPTION_NAMES:
+            continue
+        if not isinstance(x, np.ndarray):
+            module = type(x).__module__.split(".")[0]
+            remedy = "Convert it with numpy.asarray."
+            if module in ("torch", "jax", "jaxlib"):
+                bridge = "jax" if module == "jaxlib" else module
+                remedy = f"attngrad.reference takes {bridge} arrays; or convert with numpy.asarray."
+            fail(TypeError, function, name, "be a numpy.ndarray", kind_of(x), remedy)
+        if isinstance(x, (np.ma.MaskedArray, np.matrix)):
+            fail(TypeError, function, name, "be a plain numpy.ndarray", kind_of(x), "Pass masks by mask=.")
+
+
+# --- tangents and cotangents ----------------------------------------------------------------------------------------
+
+
+def bind_tangents(function: str, x: Operands, tangents: object, bias_dot: object, sinks_dot: object) -> Tangents:
+    """The tangents of (q, k, v), bias and sinks: each None, or of its input's shape and dtype."""
+    if not isinstance(tangents, (tuple, list)):
+        fail(TypeError, function, "tangents", "be (q_dot, k_dot, v_dot), None for zero", kind_of(tangents))
+    if len(tangents) != 3:
+        got = f"{len(tangents)} values"
+        fail(ValueError, function, "tangents", "be (q_dot, k_dot, v_dot), None for zero", got)
+    given = Tangents(tangents[0], tangents[1], tangents[2], bias_dot, sinks_dot)
+    for name, t in given._asdict().items():
+        primal = getattr(x, name)
+        if t is None:
+            continue
+        if primal is None:
+            raise ValueError(f"{function}: {name}_dot was given without {name}. Pass {name}= as well.")
+        check_like(function, f"{name}_dot", t, primal.shape, primal.dtype, name)
+    return given
+
+
+def bind_primals(function: str, primals: object) -> tuple[Array, Array, Array]:
+    """``(q, k, v)`` from the first argument of jvp and hvp."""
+    if not isinstance(primals, (tuple, list)):
+        fail(TypeError, function, "primals", "be a tuple (q, k, v)", kind_of(primals))
+    if len(primals) != 3:
+        fail(ValueError, function, "primals", "be a tuple (q, k, v)", f"{len(primals)} values")
+    return primals[0], primals[1], primals[2]
+
+
+def check_cotangents(
+    function: str, x: Operands, dout: object, dlse: object, suffix: str = "", *, kernels: bool = True
+) -> None:
+    """dout of out's shape and q's dtype, dlse of lse's shape and dtype; either may be None."""
+    lse_dtype = ACCUMULATE.get(x.q.dtype, x.q.dtype) if kernels else x.q.dtype
+    if dout is not None:
+        check_like(function, f"dout{suffix}", dout, x.out_shape, x.q.dtype, "out")
+    if dlse is not None:
+        check_like(function, f"dlse{suffix}", dlse, x.out_shape[:-1], lse_dtype, "lse")
+
+
+def require_cotangent(function: str, dout: object, dlse: object) -> None:
+    """At least one of dout and dlse."""
+    if dout is None and dlse is None:
+        raise TypeError(f"{function}: dout must be an array where dlse is not given; got None for both.")
+
+
+def refuse_lse(function: str, return_lse: bool) -> None:
+    """return_lse has no meaning in hvp and jacobian."""
+    if return_lse:
+        fail(ValueError, function, "return_lse", "be False", "True", "Take lse from attention or jvp.")
+
+
+def check_wrt(function: str, x: Operands, wrt: object) -> None:
+    """``wrt`` names a differentiable input that was given."""
+    if not isinstance(wrt, str):
+        fail(TypeError, function, "wrt", "be a string", kind_of(wrt))
+    if wrt not in Gradients._fields:
+        fail(ValueError, function, "wrt", f"be one of {', '.join(Gradients._fields)}", repr(wrt))
+    if getattr(x, wrt) is None:
+        raise ValueError(f"{function}: wrt={wrt!r}, but {wrt} was not given. Pass {wrt}= as well.")

@@ -1,0 +1,133 @@
+"""Oracles for derivatives of attention: how to know that a gradient is right without trusting another gradient.
+
+The complex step: for an analytic f, Im f(x + i h t) / h is the derivative along t to machine precision, for h as small
+as 1e-30, because nothing is subtracted. ``attngrad.reference`` runs in complex128, so every formula of the reverse and
+forward modes can be held against the forward pass alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from attngrad import reference
+from attngrad._options import Gradients, OptionArguments, Tangents
+
+NDArray = npt.NDArray[Any]
+_STEP = 1e-30
+_INPUTS = Gradients._fields
+
+
+def relative_error(actual: NDArray, expected: NDArray) -> float:
+    """max |actual - expected| / max |expected|, or the plain difference where everything expected is zero.
+
+    >>> relative_error(np.array([1.0, 2.2]), np.array([1.0, 2.0]))
+    0.10000000000000009
+    """
+    if np.shape(actual) != np.shape(expected):
+        raise ValueError(f"relative_error: shapes differ: {np.shape(actual)} and {np.shape(expected)}.")
+    if actual.size == 0:
+        return 0.0
+    wide = np.result_type(actual.dtype if actual.dtype.kind in "fc" else np.float64, np.float64)
+    a, b = actual.astype(wide), expected.astype(wide)
+    largest = np.max(np.abs(b))
+    return float(np.max(np.abs(a - b)) / (largest if largest > 0 else 1.0))
+
+
+def rms_error(actual: NDArray, expected: NDArray) -> float:
+    """sqrt(mean((actual - expected)^2)), in longdouble."""
+    if actual.size == 0:
+        return 0.0
+    difference = actual.astype(np.longdouble) - expected.astype(np.longdouble)
+    return float(np.sqrt(np.mean(difference * difference)))
+
+
+def rounding_bound(naive: NDArray, truth: NDArray, eps: float) -> float:
+    """What a computation in a dtype may be off by: twice the naive RMS error, plus 8 eps times the largest result.
+
+    ``naive`` is the straightforward computation in that dtype, every intermediate rounded to it; ``truth`` the
+    longdouble reference. Compare with ``rms_error(actual, truth)``.
+    """
+    largest = float(np.max(np.abs(truth.astype(np.float64)))) if truth.size else 0.0
+    return 2.0 * rms_error(naive, truth) + 8.0 * eps * largest
+
+
+def _perturbed(inputs: Mapping[str, NDArray], t: Mapping[str, NDArray | None]) -> dict[str, NDArray]:
+    """Every input as complex128, moved by i h t."""
+    moved = {}
+    for name, x in inputs.items():
+        direction = t.get(name)
+        moved[name] = x.astype(np.complex128) + (0.0 if direction is None else 1j * _STEP * direction)
+    return moved
+
+
+def _split(
+    inputs: Mapping[str, NDArray], options: Mapping[str, Any]
+) -> tuple[tuple[NDArray, NDArray, NDArray], OptionArguments]:
+    """(q, k, v), and the options with bias and sinks among them."""
+    arrays = {name: x for name, x in inputs.items() if name in ("bias", "sinks")}
+    return (inputs["q"], inputs["k"], inputs["v"]), cast(OptionArguments, {**options, **arrays})
+
+
+def _gather(
+    q: NDArray, k: NDArray, v: NDArray, options: Mapping[str, Any]
+) -> tuple[dict[str, NDArray], dict[str, Any]]:
+    """The differentiable inputs by name, and the other options."""
+    rest = dict(options)
+    inputs = {"q": q, "k": k, "v": v}
+    inputs |= {name: x for name in ("bias", "sinks") if (x := rest.pop(name, None)) is not None}
+    return inputs, rest
+
+
+def complex_step_jvp(q: NDArray, k: NDArray, v: NDArray, t: Tangents, **options: Any) -> tuple[NDArray, NDArray]:
+    """``out_dot, lse_dot`` along ``t``, from the forward pass alone."""
+    inputs, rest = _gather(q, k, v, options)
+    qkv, moved = _split(_perturbed(inputs, t._asdict()), rest | {"return_lse": True})
+    out, lse = reference.attention(*qkv, **moved)
+    return out.imag / _STEP, lse.imag / _STEP
+
+
+def complex_step_vjp(
+    q: NDArray, k: NDArray, v: NDArray, dout: NDArray, dlse: NDArray | None = None, **options: Any
+) -> Gradients:
+    """The gradient of <dout, out> + <dlse, lse>, coordinate by coordinate, from the forward pass alone."""
+    inputs, rest = _gather(q, k, v, options)
+    found: dict[str, NDArray] = {}
+    for name, x in inputs.items():
+        gradient = np.zeros(x.shape)
+        for index in np.ndindex(x.shape):
+            one = np.zeros(x.shape)
+            one[index] = 1.0
+            qkv, moved = _split(_perturbed(inputs, {name: one}), rest | {"return_lse": True})
+            out, lse = reference.attention(*qkv, **moved)
+            value = np.sum(dout * out.imag)
+            if dlse is not None:
+                value += np.sum(dlse * lse.imag)
+            gradient[index] = value / _STEP
+        found[name] = gradient
+    return Gradients(*(found.get(name) for name in _INPUTS))
+
+
+def complex_step_hvp(
+    q: NDArray,
+    k: NDArray,
+    v: NDArray,
+    t: Tangents,
+    dout: NDArray,
+    dout_dot: NDArray | None = None,
+    dlse: NDArray | None = None,
+    dlse_dot: NDArray | None = None,
+    **options: Any,
+) -> Gradients:
+    """``grads_dot`` along ``t``, dout_dot and dlse_dot, from the backward pass of the reference."""
+    inputs, rest = _gather(q, k, v, options)
+    qkv, moved = _split(_perturbed(inputs, t._asdict()), rest)
+    cotangents = _perturbed({"dout": dout}, {"dout": dout_dot})
+    if dlse is not None:
+        cotangents |= _perturbed({"dlse": dlse}, {"dlse": dlse_dot})
+    _, pullback = reference.vjp(*qkv, **moved)
+    grads = pullback(**cotangents)
+    return Gradients(*(None if g is None else g.imag / _STEP for g in grads))

@@ -1,0 +1,36 @@
+"""Importing is light: the package loads NumPy and ml_dtypes only, the command's help not even those."""
+
+import subprocess
+import sys
+
+import pytest
+
+import attngrad
+
+
+def loaded(code: str) -> set[str]:
+    """The top-level modules that a fresh interpreter has loaded after ``code``."""
+    probe = f"import sys\n{code}\nprint(*sorted({{name.split('.')[0] for name in sys.modules}}))"
+    result = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)  # noqa: S603
+    return set(result.stdout.split("\n")[-2].split())
+
+
+def test_importing_attngrad_loads_numpy_and_ml_dtypes_at_most():
+    heavy = {"torch", "jax", "click", "rich", "safetensors", "array_api_compat"}
+    assert not loaded("import attngrad; attngrad.Options") & heavy
+
+
+def test_the_help_of_the_command_loads_no_numpy():
+    code = "import attngrad.cli\ntry:\n    attngrad.cli.main(['--help'])\nexcept SystemExit:\n    pass"
+    assert not loaded(code) & {"numpy", "ml_dtypes", "rich", "torch"}
+
+
+@pytest.mark.parametrize("name", attngrad.__all__)
+def test_every_public_name_is_there(name):
+    assert getattr(attngrad, name) is not None
+    assert name in dir(attngrad)
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'attentoin'"):
+        attngrad.attentoin  # noqa: B018
