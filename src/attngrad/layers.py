@@ -1,0 +1,343 @@
+"""The multi-head attention layer: projections around ``attngrad.vjp``, with its own backward and forward mode.
+
+::
+
+    Q = rope(X_q W_q + b_q)    K = rope(X_k W_k + b_k)    V = X_v W_v + b_v        heads split
+    O = attention(Q, K, V)                                                        heads merged
+    Y = O W_o + b_o
+
+A 16-bit layer stores parameters and activations in 16 bits and computes every product in float32, rounded once.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Self, Unpack
+
+import numpy as np
+import numpy.typing as npt
+
+from attngrad import _checkpoint, _torch_state
+from attngrad import _layer_checks as checks
+from attngrad._arrays import ACCUMULATE, kind_of
+from attngrad._attention import jvp, vjp
+from attngrad._linear import affine, affine_jvp, affine_vjp, merge, split
+from attngrad._options import Gradients, OptionArguments, check_like, fail, require_numpy
+from attngrad._rope import Rotation, rotation
+
+NDArray = npt.NDArray[Any]
+
+_NAME = "MultiHeadAttention"
+_LETTERS = ("q", "k", "v")
+
+
+class _Saved(NamedTuple):
+    """What backward needs of the last forward."""
+
+    inputs: dict[str, NDArray]
+    source: dict[str, str]
+    weights: dict[str, NDArray]
+    turns: dict[str, Rotation]
+    out: NDArray
+    pullback: Callable[[NDArray], Gradients]
+
+
+class MultiHeadAttention:
+    """Multi-head attention, ``Y = attention(X_q W_q, X_k W_k, X_v W_v) W_o`` with biases, and its derivatives.
+
+    Inputs are ``(..., T, d_model)`` for the query and ``(..., S, d_model)`` for key and value; the output is
+    ``(..., T, d_model)``. The options mask and bias broadcast to ``(..., H, T, S)``: a padding mask of shape (B, S)
+    is passed as ``mask[:, None, None, :]``.
+
+    Args:
+        d_model: features of the inputs and of the output.
+        num_heads: H, the query heads.
+        num_kv_heads: heads of keys and values, a divisor of H (grouped queries); None: H.
+        d_head: features of a head; None: d_model / H.
+        bias: whether b_q, b_k, b_v and b_o are added.
+        rope: None, or the base of rotary positions (10000.0, say): keys stand at 0 to S - 1, query i at i + offset
+            with the option ``offset``, S - T where that is not given.
+        dtype: of parameters, inputs and output: float64, float32, float16 or bfloat16.
+        rng: seed or Generator of the Xavier uniform weights; biases start at zero.
+
+    ``params`` and ``grads`` map w_q w_k w_v w_o, of shape (in, out), and b_q b_k b_v b_o to arrays, to be written in
+    place. Backward adds to grads; those of 16-bit parameters are float32. ``attention_gradients`` are the gradients
+    at the attention in the last backward: look there for those of the options bias and sinks.
+
+    >>> layer = MultiHeadAttention(8, 2, num_kv_heads=1, rope=10000.0)
+    >>> x = np.random.default_rng(0).standard_normal((3, 5, 8), dtype=np.float32)
+    >>> y = layer(x, causal=True)
+    >>> layer.backward(np.ones_like(y)).shape
+    (3, 5, 8)
+    >>> {name: g.shape for name, g in layer.grads.items()}
+    {'w_q': (8, 8), 'w_k': (8, 4), 'w_v': (8, 4), 'w_o': (8, 8)}
+    """
+
+    params: dict[str, NDArray]
+    grads: dict[str, NDArray]
+    attention_gradients: Gradients | None
+
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        num_kv_heads: int | None = None,
+        d_head: int | None = None,
+        bias: bool = False,
+        rope: float | None = None,
+        dtype: npt.DTypeLike = np.float32,
+        rng: int | np.random.Generator = 0,
+    ) -> None:
+        d_model = checks.positive(_NAME, "d_model", d_model)
+        config = checks.check_config(_NAME, num_heads, num_kv_heads, rope)
+        if d_head is None and d_model % config.num_heads:
+            rule = f"be divisible by num_heads, {num_heads}, where d_head is not given"
+            fail(ValueError, _NAME, "d_model", rule, d_model, "Pass d_head.")
+        d_head = d_model // config.num_heads if d_head is None else checks.positive(_NAME, "d_head", d_head)
+        if not isinstance(bias, bool):
+            fail(TypeError, _NAME, "bias", "be True or False", kind_of(bias))
+        kind, draw = checks.layer_dtype(_NAME, dtype), checks.generator(_NAME, rng)
+
+        inner, kv_inner = config.num_heads * d_head, config.num_kv_heads * d_head
+        shapes = {"q": (d_model, inner), "k": (d_model, kv_inner), "v": (d_model, kv_inner), "o": (inner, d_model)}
+        params: dict[str, NDArray] = {}
+        for letter, shape in shapes.items():
+            limit = math.sqrt(6.0 / sum(shape))  # of the uniform distribution of variance 2 / (in + out)
+            params[f"w_{letter}"] = draw.uniform(-limit, limit, shape).astype(kind)
+        if bias:
+            params |= {f"b_{letter}": np.zeros(shape[1], kind) for letter, shape in shapes.items()}
+        self._adopt(_NAME, params, config)
+
+    def _adopt(self, function: str, params: dict[str, NDArray], config: checks.Config) -> Self:
+        """Take these arrays as the parameters, if they fit."""
+        checks.check_fit(function, params, config)
+        self._config = config
+        self._dtype = params["w_q"].dtype
+        self._wide = ACCUMULATE.get(self._dtype, self._dtype)
+        self.params = params
+        self.grads = {name: np.zeros(p.shape, self._wide) for name, p in params.items()}
+        self.attention_gradients = None
+        self._saved: _Saved | None = None
+        return self
+
+    @property
+    def d_model(self) -> int:
+        """Features of the query and of the output."""
+        return int(self.params["w_q"].shape[0])
+
+    @property
+    def num_heads(self) -> int:
+        """H, the query heads."""
+        return self._config.num_heads
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Heads of keys and values."""
+        return self._config.num_kv_heads
+
+    @property
+    def d_head(self) -> int:
+        """Features of a head."""
+        return int(self.params["w_q"].shape[1]) // self.num_heads
+
+    @property
+    def rope(self) -> float | None:
+        """The base of the rotary positions; None without."""
+        return self._config.rope
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of parameters, inputs and output."""
+        return self._dtype
+
+    def __repr__(self) -> str:
+        return (
+            f"{_NAME}(d_model={self.d_model}, num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}, "
+            f"d_head={self.d_head}, bias={'b_q' in self.params}, rope={self.rope}, dtype={self.dtype})"
+        )
+
+    # --- forward -----------------------------------------------------------------------------------------------------
+
+    def __call__(
+        self,
+        query: NDArray,
+        key: NDArray | None = None,
+        value: NDArray | None = None,
+        **options: Unpack[OptionArguments],
+    ) -> NDArray:
+        """The output ``(..., T, d_model)``; key defaults to query, value to key; options are those of ``attention``.
+
+        Inputs and weights are copied for backward, so that both may be written to afterwards (``x += layer(x)``, or
+        an update of the parameters). Arrays among the options are not: leave them alone until backward. Only the last
+        call is kept.
+        """
+        self._saved = None
+        call = self._check(_NAME, query, key, value, options)
+        x = {name: a.astype(self._wide, order="C") for name, a in call.inputs.items()}
+        w = {name: p.astype(self._wide) for name, p in self.params.items()}
+        turns = self._turns(call)
+        with np.errstate(all="ignore"):
+            q, k, v = (self._heads(c, affine(x[call.source[c]], w[f"w_{c}"], w.get(f"b_{c}")), turns) for c in _LETTERS)
+            heads, pullback = vjp(q, k, v, **options)
+            out = merge(heads).astype(self._wide, copy=False)
+            y = self._round(affine(out, w["w_o"], w.get("b_o")))
+        self._saved = _Saved(x, call.source, w, turns, out, pullback)
+        return y
+
+    def _check(self, function: str, query: Any, key: Any, value: Any, options: Mapping[str, Any]) -> checks.Call:
+        """Check everything that comes from outside, the parameters too: their arrays may have been replaced."""
+        for name, gradient in self.grads.items():
+            check_like(function, f"params[{name!r}]", self.params.get(name), gradient.shape, self.dtype, "the layer")
+        return checks.check_call(function, self.params, self._config, query, key, value, options)
+
+    def _turns(self, call: checks.Call) -> dict[str, Rotation]:
+        """The rotations of q and k; none without rope."""
+        if self.rope is None:
+            return {}
+        starts = {"q": call.offset, "k": 0}
+        return {
+            c: rotation(self.rope, self.d_head, call.inputs[call.source[c]].shape[-2], start, self._wide)
+            for c, start in starts.items()
+        }
+
+    def _heads(self, letter: str, x: NDArray, turns: Mapping[str, Rotation]) -> NDArray:
+        """``rope(split(x))``, rounded to the layer's dtype."""
+        heads = split(x, self.d_head)
+        return self._round(turns[letter].apply(heads) if letter in turns else heads)
+
+    def _round(self, x: NDArray) -> NDArray:
+        return x.astype(self.dtype, copy=False)
+
+    # --- reverse mode ------------------------------------------------------------------------------------------------
+
+    def backward(self, dy: NDArray) -> Any:
+        """The gradient of <dy, Y> at each input that was given; those of the parameters are added to ``grads``.
+
+        One array where only query was given; else a tuple, (dquery, dkey) or (dquery, dkey, dvalue). An input that
+        served more than once gets the sum. The weights are those of the forward pass, never the updated ones. May be
+        called more than once.
+
+        ::
+
+            dW_o = O^T dY        dO = dY W_o^T        dQ, dK, dV = pullback(dO)
+            dW_q = X_q^T dQ      dX_q = dQ W_q^T      likewise k and v
+        """
+        function = f"{_NAME}.backward"
+        if self._saved is None:
+            raise RuntimeError(f"{function}: there is no forward pass to go back through. Call the layer first.")
+        x, source, w, turns, out, pullback = self._saved
+        require_numpy(function, dy=dy)
+        check_like(function, "dy", dy, (*out.shape[:-1], w["w_o"].shape[1]), self.dtype, "the output")
+        found: dict[str, NDArray] = {}
+        dinputs: dict[str, NDArray] = {}
+        with np.errstate(all="ignore"):
+            # y = out w_o + b_o
+            dout, found["w_o"], found["b_o"] = affine_vjp(out, w["w_o"], dy.astype(self._wide, copy=False))
+            # out = merge(attention(q, k, v))
+            gradients = pullback(self._round(split(dout, self.d_head)))
+            for c, dheads in zip(_LETTERS, gradients[:3], strict=True):
+                # q = rope(split(x w_q + b_q))
+                wide = dheads.astype(self._wide, copy=False)
+                dq = merge(turns[c].invert(wide) if c in turns else wide)
+                name = source[c]
+                dx, found[f"w_{c}"], found[f"b_{c}"] = affine_vjp(x[name], w[f"w_{c}"], dq)
+                dinputs[name] = dinputs[name] + dx if name in dinputs else dx
+            for name, gradient in self.grads.items():
+                gradient += found[name]
+        self.attention_gradients = gradients
+        given = tuple(self._round(dinputs[name]) for name in x)
+        return given[0] if len(given) == 1 else given
+
+    def zero_grad(self) -> None:
+        """Set ``grads`` to zero, in place."""
+        for gradient in self.grads.values():
+            gradient[...] = 0.0
+
+    # --- forward mode ------------------------------------------------------------------------------------------------
+
+    def jvp(
+        self,
+        inputs: tuple[NDArray, ...],
+        inputs_dot: tuple[NDArray | None, ...],
+        params_dot: Mapping[str, NDArray] | None = None,
+        *,
+        bias_dot: NDArray | None = None,
+        sinks_dot: NDArray | None = None,
+        **options: Unpack[OptionArguments],
+    ) -> tuple[NDArray, NDArray]:
+        """The output and its directional derivative, ``y, y_dot``; keeps nothing for backward.
+
+        inputs are (query,), (query, key) or (query, key, value); inputs_dot as many, None being zero; params_dot maps
+        names to tangents, a missing one being zero.
+
+        ::
+
+            Q_dot = rope(X_dot W_q + X W_q_dot + b_q_dot)        likewise K_dot and V_dot
+            Y_dot = O_dot W_o + O W_o_dot + b_o_dot              O_dot: the JVP of attention
+        """
+        function = f"{_NAME}.jvp"
+        for name, given in (("inputs", inputs), ("inputs_dot", inputs_dot)):
+            if not isinstance(given, (tuple, list)):
+                fail(TypeError, function, name, "be a tuple, one entry an input", kind_of(given))
+            if not 1 <= len(given) <= 3 or len(given) != len(inputs):
+                rule = "have an entry for query, key (optional) and value (optional), inputs_dot as many as inputs"
+                fail(ValueError, function, name, rule, f"{len(given)} entries")
+        query, key, value = (*inputs, None, None)[:3]
+        call = self._check(function, query, key, value, options)
+        x_dot = self._widen(checks.check_input_tangents(function, call, inputs_dot))
+        w_dot = self._widen(checks.check_param_tangents(function, self.params, params_dot))
+        x, w, turns = self._widen(call.inputs), self._widen(self.params), self._turns(call)
+        primals, tangents = [], []
+        with np.errstate(all="ignore"):
+            for c in _LETTERS:
+                name, weight, bias = call.source[c], f"w_{c}", f"b_{c}"
+                primals.append(self._heads(c, affine(x[name], w[weight], w.get(bias)), turns))
+                moved = affine_jvp(x[name], w[weight], x_dot.get(name), w_dot.get(weight), w_dot.get(bias))
+                tangents.append(None if moved is None else self._heads(c, moved, turns))
+            heads, heads_dot = jvp(
+                (primals[0], primals[1], primals[2]),
+                (tangents[0], tangents[1], tangents[2]),
+                bias_dot=bias_dot,
+                sinks_dot=sinks_dot,
+                **options,
+            )
+            out, out_dot = (merge(h).astype(self._wide, copy=False) for h in (heads, heads_dot))
+            y = affine(out, w["w_o"], w.get("b_o"))
+            y_dot = affine_jvp(out, w["w_o"], out_dot, w_dot.get("w_o"), w_dot.get("b_o"))
+            return self._round(y), self._round(np.asarray(y_dot))
+
+    def _widen(self, arrays: Mapping[str, NDArray]) -> dict[str, NDArray]:
+        return {name: a.astype(self._wide, copy=False) for name, a in arrays.items()}
+
+    # --- files and PyTorch -------------------------------------------------------------------------------------------
+
+    def save(self, path: _checkpoint.FilePath) -> None:
+        """Write parameters and configuration to a safetensors file, all or nothing."""
+        _checkpoint.write(path, self.params, {"layer": _NAME, **self._config._asdict()})
+
+    @classmethod
+    def load(cls, path: _checkpoint.FilePath) -> Self:
+        """The layer that ``save`` wrote, bit for bit."""
+        function = f"{_NAME}.load({os.fspath(path)!r})"
+        tensors, config = _checkpoint.read(function, path, _NAME)
+        checks.check_names(function, tensors)
+        params = {name: tensors[name] for name in checks.PARAMETERS if name in tensors}
+        saved = checks.check_config(function, *(config.get(field) for field in checks.Config._fields))
+        return cls.__new__(cls)._adopt(function, params, saved)
+
+    @classmethod
+    def from_torch(cls, state_dict: Mapping[str, Any], num_heads: int) -> Self:
+        """The layer of a ``torch.nn.MultiheadAttention``, from its state dict (values: tensors or NumPy arrays)."""
+        function = f"{_NAME}.from_torch"
+        config = checks.check_config(function, num_heads, None, None)
+        return cls.__new__(cls)._adopt(function, _torch_state.to_params(function, state_dict), config)
+
+    def to_torch(self) -> dict[str, Any]:
+        """The state dict of the ``torch.nn.MultiheadAttention`` that computes the same; needs PyTorch."""
+        function = f"{_NAME}.to_torch"
+        if self.num_kv_heads != self.num_heads or self.rope is not None or self.num_heads * self.d_head != self.d_model:
+            rule = "have num_kv_heads == num_heads, no rope, and num_heads * d_head == d_model, for torch has no others"
+            fail(ValueError, function, "the layer", rule, repr(self))
+        return _torch_state.from_params(function, self.params)

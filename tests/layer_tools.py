@@ -1,0 +1,37 @@
+"""What the tests of the layer share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from attngrad import MultiHeadAttention
+
+EXACT = 1e-10
+DTYPES = [np.float64, np.float32, np.float16, ml_dtypes.bfloat16]
+
+
+def randomise(layer: MultiHeadAttention, seed: int = 1) -> MultiHeadAttention:
+    """Fill every parameter, biases too, with numbers that are neither zero nor small."""
+    rng = np.random.default_rng(seed)
+    for p in layer.params.values():
+        p[...] = rng.standard_normal(p.shape) / np.sqrt(p.shape[0])
+    return layer
+
+
+def as_tuple(x: Any) -> tuple[Any, ...]:
+    return x if isinstance(x, tuple) else (x,)
+
+
+def worst(actual: dict[str, Any], expected: dict[str, Any]) -> float:
+    """The largest error of all arrays, each relative to its largest entry; both must have the same names and shapes.
+
+    An array that should be zero (the gradient of b_k is, without rope: it moves a row of scores as one) is held against
+    a thousandth of the largest entry of all.
+    """
+    assert {name: a.shape for name, a in actual.items()} == {name: b.shape for name, b in expected.items()}
+    largest = {name: np.max(np.abs(b), initial=0.0) for name, b in expected.items()}
+    least = 1e-3 * (max(largest.values()) or 1.0)
+    return max(np.max(np.abs(actual[n] - b), initial=0.0) / max(largest[n], least) for n, b in expected.items())
