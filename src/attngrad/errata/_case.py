@@ -1,0 +1,325 @@
+"""What the claims are judged on: random inputs of awkward sizes, and the derivatives there by the complex step.
+
+Every truth is Im f(x + i h e) / h of a forward pass, exact to rounding: no formula for a derivative is used to judge
+another. Letters: T queries, S keys, D features of q and k, E of v, B batch, H heads, M features of the layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from attngrad import reference
+from attngrad._forms import block_diagonal, reciprocal, selector
+from attngrad._options import Array
+
+Function = Callable[[Array], Array]
+
+STEP = 1e-30
+DIRECTIONS = 4
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of a case; ``depth`` is the width of one head where the heads share M."""
+
+    batch: int
+    heads: int
+    queries: int
+    keys: int
+    model: int
+    width: int
+    value_width: int
+
+    @property
+    def depth(self) -> int:
+        """M / H."""
+        return self.model // self.heads
+
+
+AWKWARD = Sizes(batch=2, heads=3, queries=5, keys=7, model=6, width=3, value_width=4)
+"""No two sizes that a formula might confuse are equal."""
+
+SQUARE = Sizes(batch=4, heads=2, queries=4, keys=4, model=4, width=4, value_width=4)
+"""Every matrix is square: what evaluates nowhere else may evaluate here."""
+
+
+# --- the complex step ------------------------------------------------------------------------------------------------
+
+
+def complex_step(f: Function, x: Array) -> Array:
+    """df/dx = Im f(x + i h e_a) / h for every entry a, of shape ``f(x).shape + x.shape``."""
+    columns = []
+    for a in range(x.size):
+        moved = x.reshape(-1).astype(complex)
+        moved[a] += 1j * STEP
+        columns.append(np.imag(f(moved.reshape(x.shape))) / STEP)
+    return np.stack(columns, axis=-1).reshape(*columns[0].shape, *x.shape)
+
+
+def along(f: Callable[..., Array], *moves: tuple[Array, Array]) -> Array:
+    """The derivative of f along (x_dot, ...): Im f(x + i h x_dot, ...) / h for moves (x, x_dot)."""
+    return np.imag(f(*(x + 1j * STEP * x_dot for x, x_dot in moves))) / STEP
+
+
+def softmax(x: Array) -> Array:
+    """Softmax over the last axis, analytic in x."""
+    e = np.exp(x - np.max(x.real, axis=-1, keepdims=True))
+    return e / np.sum(e, axis=-1, keepdims=True)
+
+
+def attend(q: Array, k: Array, v: Array, scale: float | None = None, bias: Array | None = None) -> Array:
+    """``reference.attention``, in complex128 where any input is."""
+    given = [q, k, v] if bias is None else [q, k, v, bias]
+    dtype = np.result_type(*given)
+    q, k, v = (x.astype(dtype) for x in (q, k, v))
+    return reference.attention(q, k, v, scale=scale, bias=None if bias is None else bias.astype(dtype))
+
+
+def t(x: Array) -> Array:
+    """x^T over the last two axes."""
+    return np.swapaxes(x, -1, -2)
+
+
+def rowsum(x: Array) -> Array:
+    """The sum over the last axis, kept."""
+    return np.sum(x, axis=-1, keepdims=True)
+
+
+# --- one head, or a stack of them ------------------------------------------------------------------------------------
+
+
+class Head:
+    """q ``(..., T, D)``, k ``(..., S, D)``, v ``(..., S, E)``, dout ``(..., T, E)``: the derivatives of <dout, out>."""
+
+    def __init__(self, q: Array, k: Array, v: Array, dout: Array, scale: float, rng: np.random.Generator) -> None:
+        self.q, self.k, self.v, self.dout, self.scale = q, k, v, dout, scale
+        self.q_dot, self.k_dot, self.v_dot = (rng.standard_normal(x.shape) for x in (q, k, v))
+
+    @classmethod
+    def random(cls, n: Sizes, rng: np.random.Generator, scale: float | None = None) -> Head:
+        """One head, scale 1/sqrt(D)."""
+        shapes = (
+            (n.queries, n.width),
+            (n.keys, n.width),
+            (n.keys, n.value_width),
+            (n.queries, n.value_width),
+        )
+        q, k, v, dout = (rng.standard_normal(shape) for shape in shapes)
+        return cls(q, k, v, dout, n.width**-0.5 if scale is None else scale, rng)
+
+    @classmethod
+    def unit(cls, n: Sizes, rng: np.random.Generator) -> Head:
+        """One head, scale 1."""
+        return cls.random(n, rng, scale=1.0)
+
+    @cached_property
+    def s(self) -> Array:
+        """The scores, scale q k^T."""
+        return self.scale * self.q @ t(self.k)
+
+    @cached_property
+    def a(self) -> Array:
+        """The weights, softmax of the scores."""
+        return reference.attention_weights(self.q, self.k, scale=self.scale)
+
+    def out(self, q: Array | None = None, k: Array | None = None, v: Array | None = None) -> Array:
+        """The output, with any of q, k, v replaced."""
+        q, k, v = (own if x is None else x for own, x in zip((self.q, self.k, self.v), (q, k, v), strict=True))
+        return attend(q, k, v, self.scale)
+
+    def loss(self, out: Array) -> Array:
+        """<dout, out>."""
+        return np.sum(self.dout * out)
+
+    @cached_property
+    def dq(self) -> Array:
+        """True dL/dQ."""
+        return complex_step(lambda q: self.loss(self.out(q=q)), self.q)
+
+    @cached_property
+    def dk(self) -> Array:
+        """True dL/dK."""
+        return complex_step(lambda k: self.loss(self.out(k=k)), self.k)
+
+    @cached_property
+    def dv(self) -> Array:
+        """True dL/dV."""
+        return complex_step(lambda v: self.loss(self.out(v=v)), self.v)
+
+    @cached_property
+    def da(self) -> Array:
+        """True dL/dA, at O = A V."""
+        return complex_step(lambda a: self.loss(a @ self.v), self.a)
+
+    @cached_property
+    def ds(self) -> Array:
+        """True dL/dS: the derivative along an addition to the scaled product."""
+        zero = np.zeros_like(self.a)
+        return complex_step(lambda b: self.loss(attend(self.q, self.k, self.v, self.scale, b)), zero)
+
+    @cached_property
+    def jacobian(self) -> Array:
+        """True dA_ij/dS_ik, ``(..., T, S, S)``; the softmax acts row by row."""
+        n = self.a.shape[-1]
+        rows = [complex_step(softmax, row) for row in self.s.reshape(-1, n)]
+        return np.stack(rows).reshape(*self.s.shape, n)
+
+
+# --- the layer of the NumPy code -------------------------------------------------------------------------------------
+
+
+class Layer:
+    """x_q ``(B, T, M)``, x_k, x_v ``(B, S, M)``, weights ``(M, M)``, H heads of width M / H; dy is the cotangent."""
+
+    def __init__(self, n: Sizes, rng: np.random.Generator) -> None:
+        self.n = n
+        self.x_q = rng.standard_normal((n.batch, n.queries, n.model))
+        self.x_k, self.x_v = rng.standard_normal((2, n.batch, n.keys, n.model))
+        self.w_q, self.w_k, self.w_v, self.w_o = n.model**-0.5 * rng.standard_normal((4, n.model, n.model))
+        self.dy = rng.standard_normal((n.batch, n.queries, n.model))
+        q, k, v = (self.split(x @ w) for x, w in zip(self.inputs, self.weights, strict=True))
+        self.head = Head(q, k, v, self.split(self.dy), n.depth**-0.5, rng)
+
+    @property
+    def inputs(self) -> tuple[Array, Array, Array]:
+        """x_q, x_k, x_v."""
+        return self.x_q, self.x_k, self.x_v
+
+    @property
+    def weights(self) -> tuple[Array, Array, Array]:
+        """w_q, w_k, w_v."""
+        return self.w_q, self.w_k, self.w_v
+
+    def split(self, x: Array) -> Array:
+        """``(B, n, M)`` to ``(B, H, n, M / H)``: head h is the h-th slice of the features."""
+        return np.stack(np.split(x, self.n.heads, axis=-1), axis=1)
+
+    def merge(self, x: Array) -> Array:
+        """The inverse of ``split``."""
+        return np.concatenate(list(np.moveaxis(x, 1, 0)), axis=-1)
+
+    def merged(self, inputs: tuple[Array, ...], weights: tuple[Array, ...]) -> Array:
+        """The heads' outputs side by side, before any output projection."""
+        q, k, v = (self.split(x @ w) for x, w in zip(inputs, weights, strict=True))
+        return self.merge(attend(q, k, v))
+
+    def _derivatives(self, of: str) -> tuple[Array, ...]:
+        given: dict[str, tuple[Array, ...]] = {"inputs": self.inputs, "weights": self.weights}
+
+        def loss(x: Array, i: int) -> Array:
+            moved = {**given, of: (*given[of][:i], x, *given[of][i + 1 :])}
+            return np.sum(self.dy * self.merged(**moved))
+
+        return tuple(complex_step(lambda x, i=i: loss(x, i), x) for i, x in enumerate(given[of]))  # type: ignore[misc]
+
+    @cached_property
+    def d_inputs(self) -> tuple[Array, ...]:
+        """True gradients at x_q, x_k, x_v, the merged heads being the output."""
+        return self._derivatives("inputs")
+
+    @cached_property
+    def d_weights(self) -> tuple[Array, ...]:
+        """True gradients at w_q, w_k, w_v, the merged heads being the output."""
+        return self._derivatives("weights")
+
+
+# --- the layer of the trace derivation -------------------------------------------------------------------------------
+
+
+class Blocks:
+    """Heads side by side: query, g ``(T, M)``, key, value ``(S, M)``, w_q, w_k ``(H, M, D)``, w_v ``(H, M, M/H)``."""
+
+    def __init__(self, n: Sizes, rng: np.random.Generator) -> None:
+        self.n = n
+        self.query, self.g = rng.standard_normal((2, n.queries, n.model))
+        self.key, self.value = rng.standard_normal((2, n.keys, n.model))
+        self.w_q, self.w_k = n.model**-0.5 * rng.standard_normal((2, n.heads, n.model, n.width))
+        self.w_q_dot, self.w_k_dot = rng.standard_normal((2, DIRECTIONS, n.heads, n.model, n.width))
+        self.w_v = n.model**-0.5 * rng.standard_normal((n.heads, n.model, n.depth))
+        self.w_o = rng.standard_normal((n.heads * n.depth, n.model))
+        self.a_dot = rng.standard_normal((n.queries, n.heads * n.keys))
+        self.gamma = n.width**-0.5
+        self.ones = block_diagonal(np.ones((n.heads, n.keys, n.keys)))
+        self.value_blocks = block_diagonal(self.value @ self.w_v)
+        self.picks = [selector(h, n.heads, n.keys) for h in range(n.heads)]
+
+    def heads(self, w_q: Array | None = None, w_k: Array | None = None, w_v: Array | None = None) -> Array:
+        """Concat(head_1, ..., head_H), with any of the weights replaced."""
+        q = self.query @ (self.w_q if w_q is None else w_q)
+        k = self.key @ (self.w_k if w_k is None else w_k)
+        v = self.value @ (self.w_v if w_v is None else w_v)
+        return np.concatenate(list(attend(q, k, v)), axis=-1)
+
+    def f(self, x: Array) -> Array:
+        """A loss whose gradient at the layer's output X is g."""
+        return np.sum(self.g * x)
+
+    def products(self, w_q: Array, w_k: Array) -> list[Array]:
+        """Q W_h^Q (W_h^K)^T K^T, head by head."""
+        return [self.query @ q @ k.T @ self.key.T for q, k in zip(w_q, w_k, strict=True)]
+
+    @cached_property
+    def a(self) -> Array:
+        """The scores (A_1, ..., A_H), ``(T, H S)``."""
+        return self.gamma * np.concatenate(self.products(self.w_q, self.w_k), axis=1)
+
+    def soft(self, a: Array) -> Array:
+        """(softmax(A_1), ..., softmax(A_H)), analytic in A."""
+        return np.concatenate([softmax(x) for x in np.split(a, self.n.heads, axis=1)], axis=1)
+
+    @cached_property
+    def s(self) -> Array:
+        """The weights (S_1, ..., S_H)."""
+        return self.soft(self.a)
+
+    @cached_property
+    def inverse(self) -> Array:
+        """Upsilon(exp(A) 1): one over the row sums of each block."""
+        return reciprocal(np.exp(self.a) @ self.ones)
+
+    @cached_property
+    def mixed(self) -> Array:
+        """(S_1 V, ..., S_H V), ``(T, H M)``."""
+        return self.s @ block_diagonal(np.stack([self.value] * self.n.heads))
+
+    def f_of_scores(self, a: Array) -> Array:
+        """The loss as a function of the scores."""
+        return self.f(self.soft(a) @ self.value_blocks @ self.w_o)
+
+    def f_of_weights(self, **moved: Array) -> Array:
+        """The loss as a function of w_q, w_k, w_v."""
+        return self.f(self.heads(**moved) @ self.w_o)
+
+    @cached_property
+    def da(self) -> Array:
+        """True df/dA."""
+        return complex_step(self.f_of_scores, self.a)
+
+    @cached_property
+    def d_w_q(self) -> Array:
+        """True df/dW^Q, heads stacked."""
+        return complex_step(lambda w: self.f_of_weights(w_q=w), self.w_q)
+
+    @cached_property
+    def d_w_k(self) -> Array:
+        """True df/dW^K, heads stacked."""
+        return complex_step(lambda w: self.f_of_weights(w_k=w), self.w_k)
+
+    @cached_property
+    def d_w_v(self) -> Array:
+        """True df/dW^V, heads stacked."""
+        return complex_step(lambda w: self.f_of_weights(w_v=w), self.w_v)
+
+    def along_weights(self, f: Callable[[Array, Array], Array], only: Array | float = 1.0) -> Array:
+        """The derivatives of f(w_q, w_k) along each (w_q_dot, w_k_dot), times ``only``."""
+        directions = zip(only * self.w_q_dot, only * self.w_k_dot, strict=True)
+        return np.stack([along(f, (self.w_q, q_dot), (self.w_k, k_dot)) for q_dot, k_dot in directions])
+
+    @cached_property
+    def df(self) -> Array:
+        """True df along each (w_q_dot, w_k_dot)."""
+        return self.along_weights(lambda q, k: self.f_of_weights(w_q=q, w_k=k))

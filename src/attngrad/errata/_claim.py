@@ -1,0 +1,164 @@
+"""A claim, and how it is judged: what it computes, against the derivative, at the moment of asking."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
+
+from attngrad._options import Array
+from attngrad.errata._case import AWKWARD, SQUARE, Sizes
+
+C = TypeVar("C")
+Value = Array | tuple[Array, ...]
+MakeCase = Callable[[Sizes, np.random.Generator], C]
+
+TOLERANCE = 1e-10
+"""A claim holds where its relative error is below this. Right ones reach 1e-15, the mildest wrong one 1e-3."""
+
+FAULTS = (AttributeError, NameError, TypeError, ValueError)
+"""What a claim that cannot be evaluated raises: a missing name, or shapes that do not fit."""
+
+
+class Cases:
+    """The cases of one run, each made once, from one seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self._made: dict[tuple[Any, Sizes], Any] = {}
+
+    def get(self, make: MakeCase[C], sizes: Sizes) -> C:
+        """The case that ``make`` builds at ``sizes``."""
+        if (make, sizes) not in self._made:
+            self._made[make, sizes] = make(sizes, np.random.default_rng(self.seed))
+        case: C = self._made[make, sizes]
+        return case
+
+
+class Finding(NamedTuple):
+    """What a check found. An error is None where there is no number: it raises, or has another shape."""
+
+    holds: bool
+    error: float | None
+    corrected_error: float | None
+    evidence: str
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One statement of a document: what it says, what is wrong with it, the right form, and the check of both."""
+
+    id: str
+    document: str
+    where: str
+    title: str
+    says: str
+    wrong: str
+    correct: str
+    check: Callable[[Cases], Finding]
+
+
+@dataclass(frozen=True)
+class Result:
+    """An entry and what its check found; errors are relative to the largest entry of the truth."""
+
+    entry: Entry
+    holds: bool
+    error: float | None
+    corrected_error: float | None
+    evidence: str
+
+
+def entry(
+    id: str,  # noqa: A002
+    where: str,
+    title: str,
+    says: str,
+    check: Callable[[Cases], Finding],
+    *,
+    wrong: str = "",
+    correct: str = "",
+) -> Entry:
+    """An Entry whose document is the first part of its id."""
+    return Entry(id, id.split("-")[0], where, title, says, wrong, correct, check)
+
+
+@dataclass(frozen=True)
+class Claim(Generic[C]):
+    """``claimed`` should equal ``truth``, and ``corrected`` does; each is a function of one case.
+
+    Judged at awkward sizes. A claim that raises there, or gives another shape, is wrong; it is then tried where all
+    sizes agree, so that its error has a figure if it can have one.
+    """
+
+    case: MakeCase[C]
+    claimed: Callable[[C], Value]
+    truth: Callable[[C], Value]
+    corrected: Callable[[C], Value] | None = None
+    evidence: Callable[[C], str] | None = None
+
+    def __call__(self, cases: Cases) -> Finding:
+        awkward = cases.get(self.case, AWKWARD)
+        tried = [awkward]
+        error, fault = self._judge(awkward)
+        holds = error is not None and error < TOLERANCE
+        notes = [fault] if fault else []
+        if fault:
+            square = cases.get(self.case, SQUARE)
+            tried.append(square)
+            error, fault = self._judge(square)
+            if fault is None and error is not None:
+                notes.append("the error is that where all sizes are equal")
+        if self.evidence is not None:
+            notes.append(self.evidence(awkward))
+        corrected_error = None
+        if self.corrected is not None:
+            corrected_error = max(relative_error(self.corrected(c), self.truth(c)) for c in tried)
+        return Finding(holds, error, corrected_error, "; ".join(notes))
+
+    def _judge(self, case: C) -> tuple[float | None, str | None]:
+        truth = self.truth(case)
+        try:
+            claimed = self.claimed(case)
+        except FAULTS as e:
+            return None, f"raises {type(e).__name__}: {_shortened(str(e))}"
+        if _shape(claimed) != _shape(truth):
+            return None, f"has shape {_shape(claimed)}, not {_shape(truth)}"
+        error = relative_error(claimed, truth)
+        return (error, None) if math.isfinite(error) else (None, "gives values that are not finite")
+
+
+def relative_error(value: Value, truth: Value) -> float:
+    """max |value - truth| / max |truth|, the worst of the arrays; infinite where the value is not finite."""
+    worst = 0.0
+    for x, y in zip(_arrays(value), _arrays(truth), strict=True):
+        if np.shape(x) != np.shape(y):
+            raise ValueError(f"relative_error: value must have shape {np.shape(y)}, like truth; got {np.shape(x)}.")
+        if not np.all(np.isfinite(x)):
+            return math.inf
+        largest = float(np.max(np.abs(y), initial=0.0))
+        worst = max(worst, float(np.max(np.abs(x - y), initial=0.0)) / (largest or 1.0))
+    return worst
+
+
+def figure(error: float) -> str:
+    """An error as it is printed: two digits where it is large, the power of ten where it is rounding."""
+    if error == 0.0:
+        return "0"
+    return f"{error:.2g}" if 1e-3 <= error < 1e3 else f"{error:.0e}"
+
+
+def _arrays(value: Value) -> tuple[Array, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def _shape(value: Value) -> Any:
+    return tuple(np.shape(x) for x in value) if isinstance(value, tuple) else np.shape(value)
+
+
+def _shortened(message: str) -> str:
+    return re.sub(r", with gufunc signature \S+", "", message)

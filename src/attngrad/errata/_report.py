@@ -1,0 +1,130 @@
+"""The findings, for a terminal and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from attngrad.errata._claim import TOLERANCE, Result, figure
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+DOCUMENTS = {
+    "000": "note on dQ and dK",
+    "001": "self-attention gradients with NumPy code",
+    "002": "multi-head derivative by traces",
+    "003": "explicit formula for the gradient, Omega",
+}
+"""The documents, by key, under titles of our own."""
+
+
+def summary(results: Sequence[Result]) -> str:
+    """One line: how many claims hold, how many are wrong, and how well the corrected forms do."""
+    wrong = [r for r in results if not r.holds]
+    right = len(results) - len(wrong)
+    line = (
+        f"{len(results)} claim{'s' * (len(results) != 1)}: {right} hold{'s' * (right == 1)}, "
+        f"{len(wrong)} {'is' if len(wrong) == 1 else 'are'} wrong"
+    )
+    if not wrong:
+        return f"{line}."
+    errors = [r.corrected_error for r in wrong]
+    failed = [r.entry.id for r in wrong if r.corrected_error is None or r.corrected_error >= TOLERANCE]
+    if failed:
+        return f"{line}; the corrected form does not hold for {', '.join(failed)}."
+    return f"{line}; every corrected form holds to {figure(max(e for e in errors if e is not None))}."
+
+
+def to_json(results: Sequence[Result]) -> str:
+    """The findings as a JSON object: documents, claims, summary. An error without a number is null."""
+    claims = [
+        {
+            "id": r.entry.id,
+            "document": r.entry.document,
+            "where": r.entry.where,
+            "title": r.entry.title,
+            "says": r.entry.says,
+            "holds": r.holds,
+            "error": r.error,
+            "evidence": r.evidence,
+            "wrong": r.entry.wrong,
+            "correct": r.entry.correct,
+            "corrected_error": r.corrected_error,
+        }
+        for r in results
+    ]
+    found = {
+        "claims": len(results),
+        "hold": sum(r.holds for r in results),
+        "wrong": sum(not r.holds for r in results),
+        "text": summary(results),
+    }
+    return json.dumps({"documents": DOCUMENTS, "claims": claims, "summary": found}, indent=2, allow_nan=False)
+
+
+LEGEND = (
+    "Every claim is computed now, in float64, beside the derivative by the complex step. "
+    "In brackets: the error, relative to the largest entry."
+)
+
+
+def render(results: Sequence[Result], console: Console) -> None:
+    """Print the findings: a heading a document, a block a claim, the summary last."""
+    from rich.rule import Rule
+    from rich.text import Text
+
+    _print_hanging(Text(), Text(LEGEND, style="dim"), console)
+    for key, title in DOCUMENTS.items():
+        of_document = [r for r in results if r.entry.document == key]
+        if not of_document:
+            continue
+        wrong = sum(not r.holds for r in of_document)
+        count = f"{len(of_document)} claims, " + (f"{wrong} wrong" if wrong else "all hold")
+        console.print()
+        heading = Text.assemble((f"{key}  {title}", "bold"), (f"  {count}", "dim"))
+        console.print(Rule(heading, align="left", style="dim"))
+        apart = True
+        for result in of_document:
+            if apart or not result.holds:
+                console.print()
+            _print_block(result, console)
+            apart = not result.holds
+    console.print()
+    _print_hanging(Text(), Text(summary(results), style="bold"), console)
+
+
+def _print_block(r: Result, console: Console) -> None:
+    """Mark, id and title; below them what it says and what was found, by label."""
+    from rich.text import Text
+
+    marks = ("ok", "XX") if console.options.ascii_only else ("✓", "✗")
+    mark, colour = (marks[0], "green") if r.holds else (marks[1], "red")
+    head = Text.assemble((mark, f"bold {colour}"), " ", (f"{r.entry.id:<8}", colour))
+    indent = " " * head.cell_len
+    _print_hanging(head, Text.assemble((r.entry.title, "bold"), (f"  ({r.entry.where})", "dim")), console)
+
+    def line(label: str, text: str, error: float | None = None) -> None:
+        body = Text(text)
+        if error is not None:
+            body.append(f"  [{figure(error)}]", style=colour if label == "says" else "green")
+        _print_hanging(Text.assemble(indent, (f"{label:<9}", "dim")), body, console)
+
+    line("says", r.entry.says, r.error)
+    if r.evidence:
+        line("note" if r.holds else "found", r.evidence)
+    if not r.holds:
+        line("wrong", r.entry.wrong)
+        line("correct", r.entry.correct, r.corrected_error)
+
+
+def _print_hanging(prefix: Text, body: Text, console: Console) -> None:
+    """``prefix`` once, and ``body`` beside it, wrapped to the width that is left; no trailing blanks."""
+    from rich.text import Text
+
+    width = max(console.width - prefix.cell_len, 1)
+    for i, text in enumerate(body.wrap(console, width)):
+        text.rstrip()
+        console.print(Text.assemble(prefix if i == 0 else " " * prefix.cell_len, text))

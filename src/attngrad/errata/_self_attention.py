@@ -1,0 +1,391 @@
+"""Document 001, self-attention gradients with NumPy code: its formulas. Its code is judged in ``_code``."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+
+from attngrad._options import Array
+from attngrad.errata._case import Head, Sizes, attend, complex_step, rowsum, softmax, t
+from attngrad.errata._claim import Claim, Entry, entry, figure, relative_error
+
+
+class Projected(Head):
+    """One head of self-attention: q, k, v are x w_q, x w_k, x w_v, so that T = S."""
+
+    def __init__(self, n: Sizes, rng: np.random.Generator) -> None:
+        self.x = rng.standard_normal((n.queries, n.model))
+        self.w_q, self.w_k = rng.standard_normal((2, n.model, n.width))
+        self.w_v = rng.standard_normal((n.model, n.value_width))
+        dout = rng.standard_normal((n.queries, n.value_width))
+        super().__init__(self.x @ self.w_q, self.x @ self.w_k, self.x @ self.w_v, dout, n.width**-0.5, rng)
+
+    def of(self, x: Array, w_q: Array, w_k: Array, w_v: Array) -> Array:
+        """The loss as a function of the input and the weights."""
+        return self.loss(attend(x @ w_q, x @ w_k, x @ w_v, self.scale))
+
+    @cached_property
+    def d_weights(self) -> tuple[Array, Array, Array]:
+        """True gradients at w_q, w_k, w_v."""
+        x, w_q, w_k, w_v = self.x, self.w_q, self.w_k, self.w_v
+        return (
+            complex_step(lambda w: self.of(x, w, w_k, w_v), w_q),
+            complex_step(lambda w: self.of(x, w_q, w, w_v), w_k),
+            complex_step(lambda w: self.of(x, w_q, w_k, w), w_v),
+        )
+
+    @cached_property
+    def d_x(self) -> Array:
+        """True gradient at x."""
+        return complex_step(lambda x: self.of(x, self.w_q, self.w_k, self.w_v), self.x)
+
+
+# --- the gradient at the scores, as the document prints it -----------------------------------------------------------
+
+
+def right_ds(h: Head) -> Array:
+    """A o (dA - rowsum(A o dA)): what all of them should be."""
+    return h.a * (h.da - rowsum(h.a * h.da))
+
+
+def matrix_ds(h: Head) -> Array:
+    """The formula printed three times."""
+    return h.da * h.a - h.a @ t(h.da) @ h.a
+
+
+def mean_ds(h: Head) -> Array:
+    """What both classes compute."""
+    ds = h.da * h.a
+    return ds - np.mean(ds, axis=-1, keepdims=True)
+
+
+def snippet_ds(h: Head) -> Array:
+    """What the two-line snippet computes."""
+    ds = h.da * h.a
+    ds -= np.sum(ds, axis=-1, keepdims=True) * h.a
+    return ds
+
+
+def _disagreement(h: Head) -> str:
+    names = {"the matrix formula": matrix_ds, "the mean in the code": mean_ds, "the row sum in the snippet": snippet_ds}
+    return ", ".join(f"{name} [{figure(relative_error(f(h), h.ds))}]" for name, f in names.items())
+
+
+# --- the softmax Jacobian --------------------------------------------------------------------------------------------
+
+
+def _cases_of_j(h: Head) -> Array:
+    same = np.eye(h.a.shape[-1], dtype=bool)
+    a_j, a_k = h.a[..., :, None], h.a[..., None, :]
+    return np.where(same, a_j * (1.0 - a_j), -a_j * a_k)
+
+
+def _readings_of_j(h: Head) -> str:
+    a, eye = h.a[0], np.eye(h.a.shape[-1])
+    flat, row = a * (eye - a.T), a[None, :] * (eye - a[:, None])
+    return (
+        "entry by entry on a 1-D NumPy array, where a.T is a, it is wrong "
+        f"[{figure(relative_error(flat, h.jacobian[0]))}]; only entry by entry, row against column, does it come right "
+        f"[{figure(relative_error(row, h.jacobian[0]))}]"
+    )
+
+
+def _off_diagonal(j: Array) -> Array:
+    return j * (1.0 - np.eye(j.shape[-1]))
+
+
+def _shapes_of_variables(h: Projected) -> Array:
+    variables = (h.x, h.w_q, h.w_k, h.w_v, h.q, h.k, h.v, h.s, h.a, h.out())
+    return np.array([x.shape for x in variables])
+
+
+def _shapes_of_gradients(h: Projected) -> Array:
+    return np.array([x.shape for x in (h.dout, h.da, h.dv, h.ds, h.dq, h.dk, *h.d_weights, h.d_x)])
+
+
+def _listed_variables(h: Projected) -> Array:
+    (n, m), (_, d), (_, e) = h.x.shape, h.w_q.shape, h.w_v.shape
+    return np.array([(n, m), (m, d), (m, d), (m, e), (n, d), (n, d), (n, e), (n, n), (n, n), (n, e)])
+
+
+def _listed_gradients(h: Projected) -> Array:
+    (n, m), (_, d), (_, e) = h.x.shape, h.w_q.shape, h.w_v.shape
+    return np.array([(n, e), (n, n), (n, e), (n, n), (n, d), (n, d), (m, d), (m, d), (m, e), (n, m)])
+
+
+def _weighted_sum_down(h: Head) -> str:
+    down = h.a * (h.da - np.sum(h.a * h.da, axis=0))
+    return (
+        "where the sum runs over the keys of each row; over i as the document numbers its rows, "
+        f"down the queries, it is wrong [{figure(relative_error(down, h.ds))}]"
+    )
+
+
+def _one_jacobian_for_all(h: Head) -> str:
+    return (
+        "row i with its own J_i, on either side, J_i being symmetric; "
+        f"one J for all rows is wrong [{figure(relative_error(h.da @ h.jacobian[0], h.ds))}]"
+    )
+
+
+FORMULAS: tuple[Entry, ...] = (
+    entry(
+        "001-1",
+        "definition, forward pass",
+        "scaled dot-product attention",
+        "S = Q K^T / sqrt(d), A = softmax(S), O = A V",
+        Claim(Head.random, lambda h: softmax(h.q @ h.k.T / np.sqrt(h.q.shape[-1])) @ h.v, lambda h: h.out()),
+    ),
+    entry(
+        "001-2",
+        "backward pass, 1",
+        "the gradient at the output is given",
+        "dL/dO = dL/dO",
+        Claim(Head.random, lambda h: h.dout, lambda h: complex_step(h.loss, h.out())),
+    ),
+    entry(
+        "001-3",
+        "backward pass, 2; summary, 5; shapes, 2",
+        "the gradient at the weights",
+        "dA = dO V^T",
+        Claim(Head.random, lambda h: h.dout @ h.v.T, lambda h: h.da),
+    ),
+    entry(
+        "001-4",
+        "backward pass, 3",
+        "the Jacobian of the softmax",
+        "dA_i/dS_i = A_i (I - A_i^T)",
+        Claim(
+            Head.random,
+            lambda h: h.a[:1] @ (np.eye(h.a.shape[-1]) - h.a[:1].T),
+            lambda h: h.jacobian[0],
+            lambda h: np.diag(h.a[0]) - np.outer(h.a[0], h.a[0]),
+            _readings_of_j,
+        ),
+        wrong="A row times a matrix is a row, not a Jacobian; and I - A_i^T takes a column from a matrix.",
+        correct="dA_i/dS_i = diag(A_i) - A_i^T A_i, A_i a row",
+    ),
+    entry(
+        "001-5",
+        "backward pass, 3; summary, 4; derivation",
+        "the gradient at the scores",
+        "dS = dA o A - A dA^T A",
+        Claim(
+            Head.random,
+            matrix_ds,
+            lambda h: h.ds,
+            right_ds,
+            lambda h: (
+                "rows of dS must sum to 0, for a shift of a row changes nothing; here they reach "
+                f"{np.max(np.abs(rowsum(matrix_ds(h)))):.2g} where the right ones reach "
+                f"{figure(np.max(np.abs(rowsum(right_ds(h)))))}"
+            ),
+        ),
+        wrong="A dA^T A mixes the rows, but the softmax acts on each alone: only the diagonal of A dA^T belongs.",
+        correct="dS = A o (dA - rowsum(A o dA))",
+    ),
+    entry(
+        "001-6",
+        "backward pass, 4",
+        "the gradient at the scaled product is dS",
+        "dL/d(Q K^T / sqrt(d)) = dS",
+        Claim(
+            Head.random,
+            lambda h: (
+                np.sqrt(h.q.shape[-1])
+                * complex_step(lambda z: h.loss(softmax(z / np.sqrt(h.q.shape[-1])) @ h.v), h.q @ h.k.T)
+            ),
+            lambda h: h.ds,
+        ),
+    ),
+    entry(
+        "001-7",
+        "backward pass, 5; summary, 2; shapes, 4",
+        "the gradient at Q",
+        "dQ = dS K / sqrt(d)",
+        Claim(Head.random, lambda h: h.ds @ h.k / np.sqrt(h.k.shape[-1]), lambda h: h.dq),
+    ),
+    entry(
+        "001-8",
+        "backward pass, 5; summary, 3",
+        "the gradient at K",
+        "dK = Q^T dS / sqrt(d)",
+        Claim(
+            Head.random,
+            lambda h: h.q.T @ h.ds / np.sqrt(h.k.shape[-1]),
+            lambda h: h.dk,
+            lambda h: h.ds.T @ h.q / np.sqrt(h.k.shape[-1]),
+            lambda h: (
+                f"its transpose is dK [{figure(relative_error((h.q.T @ h.ds / np.sqrt(h.k.shape[-1])).T, h.dk))}]"
+            ),
+        ),
+        wrong="Transposed: d x n where dK is n x d. The document's own code and shape section have it right.",
+        correct="dK = dS^T Q / sqrt(d)",
+    ),
+    entry(
+        "001-9",
+        "backward pass, 6; summary, 1; shapes, 2",
+        "the gradient at V",
+        "dV = A^T dO",
+        Claim(Head.random, lambda h: h.a.T @ h.dout, lambda h: h.dv),
+    ),
+)
+
+
+DERIVATION: tuple[Entry, ...] = (
+    entry(
+        "001-24",
+        "derivation",
+        "the softmax, entry by entry",
+        "A_ij = exp(S_ij) / sum_k exp(S_ik)",
+        Claim(Head.random, lambda h: np.exp(h.s) / rowsum(np.exp(h.s)), lambda h: h.a),
+    ),
+    entry(
+        "001-25",
+        "derivation, 1",
+        "the softmax derivative on the diagonal",
+        "dA_ij/dS_ij = A_ij (1 - A_ij)",
+        Claim(Head.random, lambda h: h.a * (1.0 - h.a), lambda h: np.diagonal(h.jacobian, axis1=-2, axis2=-1)),
+    ),
+    entry(
+        "001-26",
+        "derivation, 2",
+        "the softmax derivative off the diagonal",
+        "dA_ij/dS_ik = -A_ij A_ik, k != j",
+        Claim(
+            Head.random,
+            lambda h: _off_diagonal(-h.a[:, :, None] * h.a[:, None, :]),
+            lambda h: _off_diagonal(h.jacobian),
+        ),
+    ),
+    entry(
+        "001-27",
+        "derivation",
+        "the Jacobian by cases",
+        "J_ijk = A_ij (1 - A_ij) if j = k, else -A_ij A_ik",
+        Claim(Head.random, _cases_of_j, lambda h: h.jacobian),
+    ),
+    entry(
+        "001-28",
+        "derivation",
+        "the chain rule with the Jacobian",
+        "dS = dA J",
+        Claim(
+            Head.random,
+            lambda h: np.einsum("ij,ijk->ik", h.da, _cases_of_j(h)),
+            lambda h: h.ds,
+            evidence=_one_jacobian_for_all,
+        ),
+    ),
+    entry(
+        "001-29",
+        "two-line snippet",
+        "the gradient at the scores, with the row sum",
+        "dS = dA * A; dS -= sum(dS, axis=-1, keepdims) * A",
+        Claim(Head.random, snippet_ds, lambda h: h.ds),
+    ),
+    entry(
+        "001-30",
+        "explanation",
+        "which line of the snippet is the diagonal",
+        "dA o A is the share of the diagonal of J, line 2 that of the other entries",
+        Claim(
+            Head.random,
+            lambda h: (h.da * h.a, snippet_ds(h) - h.da * h.a),
+            lambda h: (
+                h.da * np.diagonal(h.jacobian, axis1=-2, axis2=-1),
+                np.einsum("ij,ijk->ik", h.da, _off_diagonal(h.jacobian)),
+            ),
+            lambda h: (h.da * h.a * (1.0 - h.a), snippet_ds(h) - h.da * h.a * (1.0 - h.a)),
+        ),
+        wrong="The lines split diag(a) from a a^T, and a a^T has a diagonal too: that of J is A (1 - A).",
+        correct="line 1 is diag(a), line 2 is -a a^T; the diagonal of J gives dA o A o (1 - A)",
+    ),
+    entry(
+        "001-31",
+        "formula, both classes, snippet",
+        "three dS in one document",
+        "dS = dA o A - X with X = A dA^T A, mean(dA o A), rowsum(dA o A) o A",
+        Claim(
+            Head.random,
+            lambda h: (matrix_ds(h), mean_ds(h), snippet_ds(h)),
+            lambda h: (h.ds, h.ds, h.ds),
+            lambda h: (right_ds(h), right_ds(h), snippet_ds(h)),
+            _disagreement,
+        ),
+        wrong="They are printed as one quantity and disagree; the snippet with the row sum is right.",
+        correct="dS = A o (dA - rowsum(A o dA)) in all three places",
+    ),
+    entry(
+        "001-32",
+        "interpretation",
+        "the scores, on the way to the softmax",
+        "Scores = Q K^T, weights = softmax(Scores)",
+        Claim(
+            Head.random,
+            lambda h: softmax(h.q @ h.k.T),
+            lambda h: h.a,
+            lambda h: softmax(h.q @ h.k.T / np.sqrt(h.q.shape[-1])),
+        ),
+        wrong="The scale is missing from these two steps; it is there in the formula just below them.",
+        correct="weights = softmax(Q K^T / sqrt(d))",
+    ),
+    entry(
+        "001-33",
+        "shapes, 1",
+        "the table of shapes",
+        "X n x d_model, W d_model x d, Q and K n x d, V n x d_v, S and A n x n, O n x d_v",
+        Claim(
+            Projected,
+            _listed_variables,
+            _shapes_of_variables,
+            evidence=lambda h: "for one head; the classes keep the heads' weights side by side, d_model x d_model",
+        ),
+    ),
+    entry(
+        "001-34",
+        "shapes, 2 (3)",
+        "the gradient at the scores, with a weighted sum",
+        "dS = A o (dA - sum_i A_i dA_i)",
+        Claim(Head.random, right_ds, lambda h: h.ds, evidence=_weighted_sum_down),
+    ),
+    entry(
+        "001-35",
+        "shapes, 2 (4)",
+        "the gradient at K, the second time",
+        "dK = dS^T Q / sqrt(d)",
+        Claim(
+            Head.random,
+            lambda h: h.ds.T @ h.q / np.sqrt(h.k.shape[-1]),
+            lambda h: h.dk,
+            evidence=lambda h: "it contradicts 001-8, and is right",
+        ),
+    ),
+    entry(
+        "001-36",
+        "shapes, 2 (5)",
+        "the gradients at the projection weights",
+        "dW^Q = X^T dQ, dW^K = X^T dK, dW^V = X^T dV",
+        Claim(Projected, lambda h: (h.x.T @ h.dq, h.x.T @ h.dk, h.x.T @ h.dv), lambda h: h.d_weights),
+    ),
+    entry(
+        "001-37",
+        "shapes, 2 (6)",
+        "the gradient at the input",
+        "dX = dQ (W^Q)^T + dK (W^K)^T + dV (W^V)^T",
+        Claim(
+            Projected,
+            lambda h: h.dq @ h.w_q.T + h.dk @ h.w_k.T + h.dv @ h.w_v.T,
+            lambda h: h.d_x,
+            evidence=lambda h: "for one head; several heads add up, and the section announces several",
+        ),
+    ),
+    entry(
+        "001-38",
+        "shapes, 3",
+        "the table of the gradients' shapes",
+        "every gradient has the shape of its variable",
+        Claim(Projected, _listed_gradients, _shapes_of_gradients),
+    ),
+)
