@@ -1,0 +1,89 @@
+"""The command ``attngrad``. Nothing heavy is imported before a command runs."""
+
+from __future__ import annotations
+
+import click
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="attngrad")
+def main() -> None:
+    """Every derivative of attention, exact, fast, and explained.
+
+    Start with `attngrad demo`: a worked backward pass, a gradient check, and the errata.
+    """
+
+
+@main.command()
+@click.option("--seed", default=0, show_default=True, help="Seed of the random inputs.")
+def demo(seed: int) -> None:
+    """Work through one backward pass, check every derivative, and print the errata."""
+    from rich.console import Console
+
+    from attngrad import errata as errata_module
+    from attngrad.explain import terminal
+
+    console = Console()
+    terminal.worked_example(console, seed)
+    terminal.gradient_check(console, seed)
+    console.rule("[bold]Errata[/bold]", align="left")
+    errata_module.render(errata_module.run(seed=seed), console)
+
+
+@main.command()
+@click.option("--document", type=click.Choice(["000", "001", "002", "003"]), help="Only this document.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--seed", default=0, show_default=True, help="Seed of the random inputs.")
+def errata(document: str | None, as_json: bool, seed: int) -> None:
+    """Check the published formulas that this project starts from, and print what is wrong with them.
+
+    Every verdict is computed when the command runs, in float64, against the complex step.
+    """
+    from attngrad import errata as errata_module
+
+    results = errata_module.run(document, seed)
+    if as_json:
+        click.echo(errata_module.to_json(results))
+        return
+    from rich.console import Console
+
+    errata_module.render(results, Console())
+
+
+@main.command()
+@click.option("--seed", default=0, show_default=True, help="Seed of the random inputs.")
+def check(seed: int) -> None:
+    """Check VJP, JVP and HVP against the complex step, with every option on."""
+    from rich.console import Console
+
+    from attngrad.explain import terminal
+
+    if not terminal.gradient_check(Console(), seed):
+        raise SystemExit(1)
+
+
+@main.command()
+def info() -> None:
+    """Print versions and how the compiled part was built."""
+    import platform
+
+    import ml_dtypes
+    import numpy as np
+
+    import attngrad
+    from attngrad import _native
+
+    rows = {
+        "attngrad": attngrad.__version__,
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "ml_dtypes": ml_dtypes.__version__,
+        "machine": platform.machine(),
+        "compiler": _native.compiler,
+    }
+    for name, value in rows.items():
+        click.echo(f"{name:<10} {value}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The backward pass, worked: numbers, formulas and the invariants that must hold."""
