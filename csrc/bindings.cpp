@@ -1,14 +1,27 @@
 // The only file that knows Python. Arguments come checked; outputs are allocated by the caller.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+
+#include <cstdlib>
+#include <string>
+#include <vector>
 
 #include "philox.hpp"
+#include "problem.hpp"
+#include "team.hpp"
 
 namespace nb = nanobind;
+using namespace attngrad;
 
 namespace {
 
+using Array = nb::ndarray<nb::ro, nb::device::cpu>;
+using Output = nb::ndarray<nb::device::cpu>;
 using Mask = nb::ndarray<bool, nb::shape<-1, -1, -1, -1>, nb::c_contig, nb::device::cpu>;
+
+const Kernels* g_kernels = nullptr;
+int g_threads = 1;
 
 void keep_mask(Mask out, std::uint64_t seed, std::uint32_t threshold, std::int64_t b0, std::int64_t h0,
                std::int64_t i0, std::int64_t j0) {
@@ -19,13 +32,159 @@ void keep_mask(Mask out, std::uint64_t seed, std::uint32_t threshold, std::int64
     for (std::int64_t b = 0; b < batches; ++b)
         for (std::int64_t h = 0; h < heads; ++h)
             for (std::int64_t i = 0; i < queries; ++i, row += keys)
-                attngrad::keep_row(row, keys, {b0 + b, h0 + h, i0 + i, j0}, seed, threshold);
+                keep_row(row, keys, {b0 + b, h0 + h, i0 + i, j0}, seed, threshold);
+}
+
+Rows rows_of(const Array& x) { return {x.data(), x.stride(0), x.stride(1), x.stride(2)}; }
+
+Plane plane_of(const Array& x, Type type) {
+    if (!x.is_valid()) return {};
+    const auto stride = [&](int axis) { return x.shape(axis) == 1 ? std::int64_t{0} : x.stride(axis); };
+    return {x.data(), type, stride(0), stride(1), stride(2), stride(3)};
+}
+
+const void* data_of(const Array& x) { return x.is_valid() ? x.data() : nullptr; }
+void* data_of(const Output& x) { return x.is_valid() ? x.data() : nullptr; }
+
+// The options of a call, as one Python object that outlives it; arrays are kept alive here.
+struct Call {
+    Problem p;
+    std::vector<std::int64_t> offsets;
+    std::vector<Array> alive;
+
+    Call(int type, Array q, Array k, Array v, double scale, double softcap, bool causal, std::int64_t left,
+         std::int64_t right, std::int64_t offset, Array offset_array, Array mask, Array bias, int bias_type, Array sinks,
+         Array q_segments, Array k_segments, double dropout, std::uint32_t threshold, std::uint64_t seed) {
+        p.type = static_cast<Type>(type);
+        p.B = q.shape(0);
+        p.Hq = q.shape(1);
+        p.T = q.shape(2);
+        p.D = q.shape(3);
+        p.Hk = k.shape(1);
+        p.S = k.shape(2);
+        p.E = v.shape(3);
+        p.q = rows_of(q);
+        p.k = rows_of(k);
+        p.v = rows_of(v);
+        p.scale = scale;
+        p.softcap = softcap;
+        p.causal = causal;
+        p.left = left;
+        p.right = right;
+        if (p.banded()) {
+            if (offset_array.is_valid()) {
+                const auto* first = static_cast<const std::int64_t*>(offset_array.data());
+                offsets.assign(first, first + p.B);
+            } else {
+                offsets.assign(p.B, offset);
+            }
+            p.offset = offsets.data();
+        }
+        p.mask = plane_of(mask, Type::f32);
+        p.bias = plane_of(bias, static_cast<Type>(bias_type));
+        p.sinks = data_of(sinks);
+        p.q_segments = static_cast<const std::int32_t*>(data_of(q_segments));
+        p.k_segments = static_cast<const std::int32_t*>(data_of(k_segments));
+        p.dropout = dropout;
+        p.threshold = threshold;
+        p.seed = seed;
+        for (auto& x : {q, k, v, mask, bias, sinks, q_segments, k_segments})
+            if (x.is_valid()) alive.push_back(x);
+    }
+    Call(const Call&) = delete;
+};
+
+// Run without the GIL; look for signals now and then, and raise what they raise.
+template <class Work>
+void run(Work work) {
+    bool cancelled = false;
+    {
+        nb::gil_scoped_release release;
+        Team team(g_threads, [] {
+            nb::gil_scoped_acquire acquire;
+            return PyErr_CheckSignals() != 0;
+        });
+        work(team);
+        cancelled = team.cancelled();
+    }
+    if (cancelled) throw nb::python_error();
+}
+
+void forward(const Call& call, Output out, Output wide_out, Output lse, Output top, Output inverse) {
+    ForwardResult r;
+    r.out = data_of(out);
+    r.wide_out = data_of(wide_out);
+    r.lse = data_of(lse);
+    r.top = data_of(top);
+    r.inverse = data_of(inverse);
+    run([&](Team& team) { g_kernels->forward(call.p, r, team); });
+}
+
+void backward(const Call& call, Array dout, Array dlse, Array out, Array top, Array inverse, Output dq, Output dk,
+              Output dv, Output delta, Array dbias) {
+    BackwardProblem g;
+    if (dout.is_valid()) g.dout = rows_of(dout);
+    g.dlse = data_of(dlse);
+    g.out = data_of(out);
+    g.top = data_of(top);
+    g.inverse = data_of(inverse);
+    g.dq = data_of(dq);
+    g.dk = data_of(dk);
+    g.dv = data_of(dv);
+    g.delta = data_of(delta);
+    g.dbias = plane_of(dbias, Type::f32);
+    run([&](Team& team) { g_kernels->backward(call.p, g, team); });
+}
+
+nb::list isa_names() {
+    int count = 0;
+    const InstructionSet* sets = instruction_sets(count);
+    nb::list names;
+    for (int i = 0; i < count; ++i)
+        if (sets[i].available) names.append(sets[i].kernels->name);
+    return names;
+}
+
+void set_isa(const std::string& name) {
+    int count = 0;
+    const InstructionSet* sets = instruction_sets(count);
+    for (int i = 0; i < count; ++i)
+        if (sets[i].available && name == sets[i].kernels->name) {
+            g_kernels = sets[i].kernels;
+            return;
+        }
+    throw nb::value_error(("no such instruction set on this machine: " + name).c_str());
 }
 
 }  // namespace
 
 NB_MODULE(_native, m) {
+    int count = 0;
+    const InstructionSet* sets = instruction_sets(count);
+    for (int i = count - 1; i >= 0; --i)
+        if (sets[i].available) g_kernels = sets[i].kernels;
+    g_threads = default_threads();
+
     m.attr("compiler") = __VERSION__;
+    m.def("isa_names", &isa_names);
+    m.def("isa", [] { return g_kernels->name; });
+    m.def("set_isa", &set_isa);
+    m.def("set_num_threads", [](int n) { g_threads = n; });
+    m.def("get_num_threads", [] { return g_threads; });
     m.def("keep_mask", &keep_mask, nb::arg("out").noconvert(), nb::arg("seed"), nb::arg("threshold"), nb::arg("b0"),
           nb::arg("h0"), nb::arg("i0"), nb::arg("j0"));
+
+    const auto none = [](const char* name) { return nb::arg(name).noconvert().none(); };
+    nb::class_<Call>(m, "Call")
+        .def(nb::init<int, Array, Array, Array, double, double, bool, std::int64_t, std::int64_t, std::int64_t, Array,
+                      Array, Array, int, Array, Array, Array, double, std::uint32_t, std::uint64_t>(),
+             nb::arg("kind"), nb::arg("q").noconvert(), nb::arg("k").noconvert(), nb::arg("v").noconvert(),
+             nb::arg("scale"), nb::arg("softcap") = 0.0, nb::arg("causal") = false, nb::arg("left") = -1,
+             nb::arg("right") = -1, nb::arg("offset") = 0, none("offset_array") = nb::none(), none("mask") = nb::none(),
+             none("bias") = nb::none(), nb::arg("bias_type") = 1, none("sinks") = nb::none(),
+             none("q_segments") = nb::none(), none("k_segments") = nb::none(), nb::arg("dropout") = 0.0,
+             nb::arg("threshold") = 0, nb::arg("seed") = 0)
+        .def("forward", &forward, none("out"), none("wide_out"), none("lse"), none("top"), none("inverse"))
+        .def("backward", &backward, none("dout"), none("dlse"), none("out"), none("top"), none("inverse"), none("dq"),
+             none("dk"), none("dv"), none("delta"), none("dbias"));
 }

@@ -10,7 +10,7 @@ namespace attngrad {
 using Words = std::array<std::uint32_t, 4>;
 
 // Four words for the counter (key block, query, head, batch) under a 64-bit seed.
-inline Words philox(Words c, std::uint64_t seed) {
+inline __attribute__((always_inline)) Words philox(Words c, std::uint64_t seed) {
     auto k0 = static_cast<std::uint32_t>(seed);
     auto k1 = static_cast<std::uint32_t>(seed >> 32);
     for (int round = 0; round < 10; ++round) {

@@ -60,7 +60,7 @@ def attention(q: NDArray, k: NDArray, v: NDArray, **options: Unpack[OptionArgume
     """
     x, o, return_lse = bind("attention", q, k, v, options)
     out, lse = _kernels.forward(x, o)
-    return (_round(out, q), lse) if return_lse else _round(out, q)
+    return (out, lse) if return_lse else out
 
 
 def vjp(q: NDArray, k: NDArray, v: NDArray, **options: Unpack[OptionArguments]) -> tuple[Any, Callable[..., Gradients]]:
@@ -76,14 +76,14 @@ def vjp(q: NDArray, k: NDArray, v: NDArray, **options: Unpack[OptionArguments]) 
            [0.5, 0. ]])
     """
     x, o, return_lse = bind("vjp", q, k, v, options)
-    out, lse = _kernels.forward(x, o)
+    out, lse, saved = _kernels.forward_saving(x, o)
 
     def pullback(dout: NDArray | None, dlse: NDArray | None = None) -> Gradients:
         require_cotangent("pullback", dout, dlse)
         check_cotangents("pullback", x, dout, dlse)
-        return _kernels.backward(x, o, dout, dlse)
+        return _kernels.backward(x, o, saved, dout, dlse)
 
-    return ((_round(out, q), lse) if return_lse else _round(out, q)), pullback
+    return ((out, lse) if return_lse else out), pullback
 
 
 def jvp(

@@ -1,8 +1,54 @@
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
 compiler: str
 
-def keep_mask(
-    out: npt.NDArray[np.bool_], seed: int, threshold: int, b0: int, h0: int, i0: int, j0: int
-) -> None: ...
+def isa_names() -> list[str]: ...
+def isa() -> str: ...
+def set_isa(name: str) -> None: ...
+def set_num_threads(n: int) -> None: ...
+def get_num_threads() -> int: ...
+def keep_mask(out: npt.NDArray[np.bool_], seed: int, threshold: int, b0: int, h0: int, i0: int, j0: int) -> None: ...
+
+_Array = npt.NDArray[Any] | None
+
+class Call:
+    def __init__(
+        self,
+        kind: int,
+        q: npt.NDArray[Any],
+        k: npt.NDArray[Any],
+        v: npt.NDArray[Any],
+        scale: float,
+        softcap: float = ...,
+        causal: bool = ...,
+        left: int = ...,
+        right: int = ...,
+        offset: int = ...,
+        offset_array: _Array = ...,
+        mask: _Array = ...,
+        bias: _Array = ...,
+        bias_type: int = ...,
+        sinks: _Array = ...,
+        q_segments: _Array = ...,
+        k_segments: _Array = ...,
+        dropout: float = ...,
+        threshold: int = ...,
+        seed: int = ...,
+    ) -> None: ...
+    def forward(self, out: _Array, wide_out: _Array, lse: _Array, top: _Array, inverse: _Array) -> None: ...
+    def backward(
+        self,
+        dout: _Array,
+        dlse: _Array,
+        out: _Array,
+        top: _Array,
+        inverse: _Array,
+        dq: _Array,
+        dk: _Array,
+        dv: _Array,
+        delta: _Array,
+        dbias: _Array,
+    ) -> None: ...

@@ -200,13 +200,15 @@ _FAR = 2**61
 # --- options --------------------------------------------------------------------------------------------------------
 
 
-def _integer(function: str, name: str, x: object) -> int:
+def check_integer(function: str, name: str, x: object) -> int:
+    """``x`` as an int, if it is an integer and no bool."""
     if isinstance(x, Integral) and not isinstance(x, (bool, np.bool_)):
         return int(x)
     fail(TypeError, function, name, "be an integer", kind_of(x))
 
 
-def _real(function: str, name: str, x: object) -> float:
+def check_real(function: str, name: str, x: object) -> float:
+    """``x`` as a float, if it is a finite real number."""
     if isinstance(x, (Real, np.floating)) and not isinstance(x, (bool, np.bool_)):
         value = float(x)
         if math.isfinite(value):
@@ -215,7 +217,8 @@ def _real(function: str, name: str, x: object) -> float:
     fail(TypeError, function, name, "be a real number", kind_of(x))
 
 
-def _flag(function: str, name: str, x: object) -> bool:
+def check_flag(function: str, name: str, x: object) -> bool:
+    """``x`` as a bool, if it is one."""
     if isinstance(x, (bool, np.bool_)):
         return bool(x)
     fail(TypeError, function, name, "be True or False", kind_of(x))
@@ -230,7 +233,7 @@ def _window(function: str, window: object) -> tuple[int | None, int | None] | No
         fail(ValueError, function, "window", "be a pair (left, right)", f"{len(window)} values")
     sides = []
     for side in window:
-        width = None if side is None else _integer(function, "window", side)
+        width = None if side is None else check_integer(function, "window", side)
         if width is not None and width < 0:
             fail(ValueError, function, "window", "have sides >= 0", window, "None on a side leaves it unbounded.")
         sides.append(None if width is None or width >= _FAR else width)
@@ -239,7 +242,7 @@ def _window(function: str, window: object) -> tuple[int | None, int | None] | No
 
 def check_dropout(function: str, rate: object, seed: object) -> tuple[float, int | None]:
     """The dropout rate and the 64-bit seed, checked."""
-    value = _real(function, "dropout", rate)
+    value = check_real(function, "dropout", rate)
     if not 0.0 <= value < 1.0:
         fail(ValueError, function, "dropout", "be in [0, 1)", value)
     if seed is None:
@@ -247,7 +250,7 @@ def check_dropout(function: str, rate: object, seed: object) -> tuple[float, int
             rule = "be given where dropout is"
             fail(ValueError, function, "seed", rule, "None", "Pass seed=<integer>; the backward reuses the same mask.")
         return value, None
-    number = _integer(function, "seed", seed)
+    number = check_integer(function, "seed", seed)
     if not 0 <= number < 2**64:
         fail(ValueError, function, "seed", "be in [0, 2**64)", number)
     return value, number
@@ -256,7 +259,7 @@ def check_dropout(function: str, rate: object, seed: object) -> tuple[float, int
 def _check_offset(function: str, offset: object, leading: tuple[int, ...]) -> Array | int:
     if not is_array(offset):
         if isinstance(offset, Integral):
-            number = _integer(function, "offset", offset)
+            number = check_integer(function, "offset", offset)
             if abs(number) >= _FAR:
                 fail(ValueError, function, "offset", "be within 2**61 of zero", number)
             return number
@@ -333,12 +336,12 @@ def bind(
     get = options.get
     x = Operands(q, k, v)
     scale, softcap = get("scale"), get("softcap")
-    if softcap is not None and (softcap := _real(function, "softcap", softcap)) <= 0.0:
+    if softcap is not None and (softcap := check_real(function, "softcap", softcap)) <= 0.0:
         fail(ValueError, function, "softcap", "be positive", softcap, "None means no cap.")
     dropout, seed = check_dropout(function, get("dropout", 0.0), get("seed"))
     bound = Options(
-        scale=default_scale if scale is None else _real(function, "scale", scale),
-        causal=_flag(function, "causal", get("causal", False)),
+        scale=default_scale if scale is None else check_real(function, "scale", scale),
+        causal=check_flag(function, "causal", get("causal", False)),
         window=_window(function, get("window")),
         softcap=softcap,
         dropout=dropout,
@@ -366,7 +369,7 @@ def bind(
     if get("offset") is not None:
         offset = _check_offset(function, get("offset"), tuple(q.shape[:-3]))
     operands = Operands(q, k, v, bias, sinks, mask, segments, offset)
-    return operands, bound, _flag(function, "return_lse", get("return_lse", False))
+    return operands, bound, check_flag(function, "return_lse", get("return_lse", False))
 
 
 def require_numpy(function: str, **arrays: object) -> None:

@@ -1,0 +1,349 @@
+// The backward pass: five products a tile, all from one Omega, in a fixed order of additions.
+//
+//     p = exp(s - lse) (F4); dv = (p o M)^T dout (R1); dp = (dout v^T) o M (R2); delta (R3); ds = p o (dp - delta) (R4)
+//     dbias (R5); dz = ds o cap'(z) (R7); dq = scale dz k (R8); dk = scale dz^T q (R9)
+//
+// A task is a chunk of queries of one key head against all keys. dq is its own; dk and dv of a tile of keys are summed
+// within the chunk, then added to the result in the order of the chunks. So nothing is computed twice, no two threads
+// write one number at once, and the result does not depend on how many threads there are.
+#pragma once
+
+#include <tuple>
+
+#include "forward.hpp"
+
+namespace attngrad::ATTNGRAD_ISA {
+
+// One panel of Omega: from scores and dp, in place, to p o M (in s) and dz (in dp). `ds` receives Omega where it is wanted.
+template <class T, int NV, bool plain>
+ATTNGRAD_INLINE void omega_panel(const Scores<T>& scores, T* s, T* dp, T* ds, long k0, long ka, long kb, int lane,
+                                 const T* top, const T* inverse, const T* delta) {
+    constexpr int W = lanes<T>;
+    Vec<T> m[NV], r[NV], d[NV];
+    for (int v = 0; v < NV; ++v) {
+        m[v] = load<T>(top + v * W);
+        r[v] = load<T>(inverse + v * W);
+        d[v] = load<T>(delta + v * W);
+    }
+    for (long k = ka; k < kb; ++k) {
+        const long at = (k - k0) * block<T>;
+        for (int v = 0; v < NV; ++v) {
+            const int n = v * W;
+            Vec<T> x = load<T>(s + at + n), slope{};
+            if constexpr (!plain) x = scores.template apply<true>(x, k, lane + n, &slope);
+            Vec<T> p = exp2<T>(x - m[v]) * r[v];
+            if constexpr (!plain) p = scores.sees(k, lane + n) ? p : Vec<T>{};
+            Vec<T> g = load<T>(dp + at + n), kept = p;
+            if (scores.drops()) {
+                const Vec<T> keep = scores.keep(k, lane + n);
+                kept = p * keep;
+                g *= keep;
+            }
+            Vec<T> omega = p * (g - d[v]);
+            if constexpr (!plain) {
+                omega = scores.sees(k, lane + n) ? omega : Vec<T>{};
+                if (ds) store<T>(ds + at + n, omega);
+                if (scores.capped()) omega *= slope;
+            }
+            store<T>(s + at + n, kept);
+            store<T>(dp + at + n, omega);
+        }
+    }
+}
+
+template <class T, int NV>
+__attribute__((noinline)) void omega_panel(const Scores<T>& scores, bool plain, T* s, T* dp, T* ds, long k0, long ka,
+                                           long kb, int lane, const T* top, const T* inverse, const T* delta) {
+    if (plain) {
+        omega_panel<T, NV, true>(scores, s, dp, ds, k0, ka, kb, lane, top, inverse, delta);
+    } else {
+        omega_panel<T, NV, false>(scores, s, dp, ds, k0, ka, kb, lane, top, inverse, delta);
+    }
+}
+
+// Rows in the order of the features: strips of whole vectors, [strip][row][columns of the strip].
+template <class T>
+inline void pack_strips(const T* rows, long columns, int first, int count, T* out, long height) {
+    for (long c = 0; c < columns; c += strip<T>) {
+        const long wide = std::min<long>(strip<T>, columns - c);
+        for (int i = 0; i < count; ++i)
+            std::memcpy(out + c * height + (first + i) * wide, rows + i * columns + c, sizeof(T) * wide);
+    }
+}
+
+// The blocks of queries that a task takes at once: as many as fit the second-level cache with all that is packed of them.
+template <class T>
+inline int chunk_blocks(const Problem& p) {
+    const long bytes = static_cast<long>(sizeof(T)) * block<T> * (3 * padded<T>(p.D) + 2 * padded<T>(p.E));
+    return static_cast<int>(std::clamp<long>(512 * 1024 / bytes, 1, 8));
+}
+
+template <class S>
+class Backward {
+    using T = Compute<S>;
+    struct Packed {
+        Block<T> q;
+        T *qt, *dot, *qs, *dos, *dqt, *top, *inverse, *delta;
+    };
+
+public:
+    Backward(const Problem& p, const BackwardProblem& g, int blocks, char* memory)
+        : Backward(p, g, blocks, Cutter(memory)) {}
+    static std::size_t bytes(const Problem& p, int blocks) {
+        return Backward(p, {}, blocks, Cutter(nullptr)).used_;
+    }
+
+    struct Task {
+        std::int64_t b, key_head, chunk, chunks, ticket, tiles;  // ticket: of tile 0 of this head
+        std::int64_t rank;                                       // among all tasks, for a shared bias
+    };
+
+    void run(const Task& task, const RowBlocks& blocks, Tickets& tickets, Tickets* bias_tickets, const Team& team) {
+        blocks_ = 0;
+        const std::int64_t first = task.chunk * capacity_, last = std::min(first + capacity_, blocks.count);
+        for (std::int64_t n = first; n < last; ++n) pack(task, blocks.first(n), blocks.length(n));
+        for (std::int64_t j = 0; j < task.tiles; ++j) {
+            const long k0 = j * keys<T>, k1 = std::min<long>(k0 + keys<T>, p_.S);
+            const bool any = tile(task, k0, k1, bias_tickets, j, team);
+            if (task.chunks > 1) {
+                tickets.wait(task.ticket + j, static_cast<std::int32_t>(task.chunk), team);
+                if (team.cancelled()) return;
+            }
+            if (any) add_tile(task, k0, k1);
+            if (task.chunks > 1) tickets.pass(task.ticket + j, static_cast<std::int32_t>(task.chunk));
+        }
+        for (int n = 0; n < blocks_; ++n) {
+            const Packed& q = packed_[n];
+            for (int i = 0; i < q.q.width; ++i) factor_[i] = static_cast<T>(p_.scale);
+            unpack_lanes<S, T>(q.dqt, factor_, p_, q.q, p_.D, rows_, static_cast<S*>(g_.dq), nullptr);
+        }
+    }
+
+private:
+    Backward(const Problem& p, const BackwardProblem& g, int blocks, Cutter cut)
+        : p_(p),
+          g_(g),
+          capacity_(blocks),
+          rows_(cut.take<T>(lanes<T> * padded<T>(std::max(p.D, p.E)))),
+          out_row_(cut.take<T>(padded<T>(p.E))),
+          st_(cut.take<T>(keys<T> * block<T>)),
+          dt_(cut.take<T>(keys<T> * block<T>)),
+          dk_(cut.take<T>(keys<T> * padded<T>(p.D))),
+          dv_(cut.take<T>(keys<T> * padded<T>(p.E))),
+          factor_(cut.take<T>(block<T>)),
+          k_(std::is_same_v<S, T> ? nullptr : cut.take<T>(keys<T> * p.D)),
+          v_(std::is_same_v<S, T> ? nullptr : cut.take<T>(keys<T> * p.E)),
+          scores_(p, cut),
+          packed_(cut.take<Packed>(blocks)) {
+        const long d = padded<T>(p.D) * block<T>, e = padded<T>(p.E) * block<T>;
+        for (int n = 0; n < blocks; ++n) {
+            Packed q{};
+            q.qt = cut.take<T>(d);
+            q.dot = cut.take<T>(e);
+            q.qs = cut.take<T>(d);
+            q.dos = cut.take<T>(e);
+            q.dqt = cut.take<T>(d);
+            q.top = cut.take<T>(block<T>);
+            q.inverse = cut.take<T>(block<T>);
+            q.delta = cut.take<T>(block<T>);
+            if (rows_) packed_[n] = q;
+        }
+        used_ = cut.used();
+    }
+
+    // Everything of a block of queries that the tiles need, once a chunk.
+    void pack(const Task& task, std::int64_t first, int length) {
+        Packed& x = packed_[blocks_++];
+        x.q.set(p_, task.b, task.key_head, first, length);
+        const long d = padded<T>(p_.D), e = padded<T>(p_.E);
+        const auto* out = static_cast<const T*>(g_.out);
+        const auto* dlse = static_cast<const T*>(g_.dlse);
+        for (int n = 0; n < x.q.width; n += lanes<T>) {
+            gather_rows<S, T>(p_.q, x.q, n, p_.D, rows_);
+            transpose_in<T>(rows_, d, d, x.qt + n, block<T>, Scores<T>::query_factor(p_));
+            pack_strips<T>(rows_, d, n, lanes<T>, x.qs, block<T>);
+            gather_rows<S, T>(g_.dout, x.q, n, p_.E, rows_);
+            transpose_in<T>(rows_, e, e, x.dot + n, block<T>, T{1});
+            pack_strips<T>(rows_, e, n, lanes<T>, x.dos, block<T>);
+            for (int i = 0; i < lanes<T>; ++i) {
+                const int lane = n + i;
+                x.top[lane] = x.inverse[lane] = x.delta[lane] = 0;  // past the end: p = 0
+                if (lane >= x.q.count) continue;
+                const std::int64_t at = (task.b * p_.Hq + x.q.head[lane]) * p_.T + x.q.row[lane];
+                x.top[lane] = static_cast<const T*>(g_.top)[at];
+                x.inverse[lane] = static_cast<const T*>(g_.inverse)[at];
+                widen_row<T, T>(out + at * p_.E, p_.E, e, out_row_);
+                T delta = dot<T>(rows_ + i * e, out_row_, e) - (dlse ? dlse[at] : T{0});  // (R3)
+                static_cast<T*>(g_.delta)[at] = delta;
+                x.delta[lane] = x.inverse[lane] == 0 ? 0 : delta;
+            }
+        }
+        std::memset(x.dqt, 0, sizeof(T) * d * block<T>);
+    }
+
+    // All blocks of the chunk against keys k0 .. k1; false if none of them sees any.
+    bool tile(const Task& task, long k0, long k1, Tickets* bias_tickets, std::int64_t j, const Team& team) {
+        const T *k = nullptr, *v = nullptr;
+        long k_stride = 0, v_stride = 0;
+        bool any = false, turn = false;
+        for (int n = 0; n < blocks_ && !team.cancelled(); ++n) {
+            Packed& x = packed_[n];
+            const auto band = x.q.band(0, x.q.count);
+            if (band.outer_lo >= k1 || band.outer_hi <= k0 || !scores_.prepare(x.q, k0, k1)) continue;
+            if (!any) {
+                std::tie(k, k_stride) = key_rows<S, T>(p_.k, task.b, task.key_head, k0, k1, p_.D, k_);
+                std::tie(v, v_stride) = key_rows<S, T>(p_.v, task.b, task.key_head, k0, k1, p_.E, v_);
+                std::memset(dk_, 0, sizeof(T) * (k1 - k0) * padded<T>(p_.D));
+                std::memset(dv_, 0, sizeof(T) * (k1 - k0) * padded<T>(p_.E));
+                any = true;
+            }
+            omega(x, k, k_stride, v, v_stride, k0, k1);
+            key_gradients(x, k0, k1);
+            if (g_.dbias) {
+                if (bias_tickets && !turn) bias_tickets->wait(j, static_cast<std::int32_t>(task.rank), team);
+                turn = true;
+                add_bias(x, k0, k1);
+            }
+        }
+        if (bias_tickets) {
+            if (!turn) bias_tickets->wait(j, static_cast<std::int32_t>(task.rank), team);
+            bias_tickets->pass(j, static_cast<std::int32_t>(task.rank));
+        }
+        return any;
+    }
+
+    // p o M into st_, dz into dt_, panel by panel; and dq from dz.
+    void omega(Packed& x, const T* k, long k_stride, const T* v, long v_stride, long k0, long k1) {
+        for (int lane = 0, i = 0; lane < x.q.width; lane += panel<T>, ++i) {
+            const int vectors = std::min(x.q.width - lane, panel<T>) / lanes<T>;
+            const auto band = x.q.band(lane, lane + vectors * lanes<T>);
+            const long ka = std::max(k0, band.outer_lo), kb = std::max(ka, std::min(k1, band.outer_hi));
+            seen_[i] = {ka, kb};
+            T *s = st_ + lane, *dp = dt_ + lane;
+            clear(s, dp, vectors, 0, std::min(ka, k1) - k0);
+            clear(s, dp, vectors, std::max(kb, k0) - k0, k1 - k0);
+            if (ka >= kb) continue;
+            const long at = (ka - k0) * block<T>;
+            product<T, Order::RowMajor, FromZero>(vectors, kb - ka, p_.D, k + (ka - k0) * k_stride, k_stride, x.qt + lane,
+                                                  block<T>, s + at, block<T>);
+            product<T, Order::RowMajor, FromZero>(vectors, kb - ka, p_.E, v + (ka - k0) * v_stride, v_stride,
+                                                  x.dot + lane, block<T>, dp + at, block<T>);  // (R2)
+            auto* fill = vectors == 3 ? omega_panel<T, 3> : vectors == 2 ? omega_panel<T, 2> : omega_panel<T, 1>;
+            T* ds = g_.dbias ? scores_.bias_tile() + lane : nullptr;
+            fill(scores_, scores_.plain(band, ka, kb), s, dp, ds, k0, ka, kb, lane, x.top + lane, x.inverse + lane,
+                 x.delta + lane);
+            product<T, Order::ColMajor, FromC>(vectors, p_.D, kb - ka, k + (ka - k0) * k_stride, k_stride, dp + at,
+                                               block<T>, x.dqt + lane, block<T>);  // (R8)
+        }
+    }
+
+    void clear(T* s, T* dp, int vectors, long from, long to) {
+        for (long k = from; k < to; ++k)
+            for (int v = 0; v < vectors; ++v) {
+                store<T>(s + k * block<T> + v * lanes<T>, Vec<T>{});
+                store<T>(dp + k * block<T> + v * lanes<T>, Vec<T>{});
+            }
+    }
+
+    // dv += (p o M)^T dout (R1), dk += dz^T q (R9), over the keys of the tile; for a few keys at a time, from the first
+    // to the last panel that sees any of them.
+    void key_gradients(const Packed& x, long k0, long k1) {
+        const int panels = (x.q.width + panel<T> - 1) / panel<T>;
+        bool whole = true;
+        for (int i = 0; i < panels; ++i) whole = whole && seen_[i].first == k0 && seen_[i].second == k1;
+        const long step = whole ? k1 - k0 : keys<T> / 4;
+        for (long a = k0; a < k1; a += step) {
+            const long b = std::min(a + step, k1), row = a - k0;
+            const auto blind = [&](int i) { return seen_[i].second <= a || seen_[i].first >= b; };
+            int first = 0, last = panels;
+            while (first < last && blind(first)) ++first;
+            while (first < last && blind(last - 1)) --last;
+            if (first == last) continue;
+            const int q0 = first * panel<T>, q1 = std::min(last * panel<T>, x.q.count);
+            accumulate(st_ + row * block<T>, x.dos, q0, q1, p_.E, dv_ + row * padded<T>(p_.E), b - a);
+            accumulate(dt_ + row * block<T>, x.qs, q0, q1, p_.D, dk_ + row * padded<T>(p_.D), b - a);
+        }
+    }
+
+    // out (rows x length) += a (rows x queries q0 .. q1) b, b in strips.
+    void accumulate(const T* a, const T* b, int q0, int q1, long length, T* out, long rows) {
+        const long columns = padded<T>(length);
+        for (long c = 0; c < columns; c += strip<T>) {
+            const long wide = std::min<long>(strip<T>, columns - c);
+            product<T, Order::RowMajor, FromC>(static_cast<int>(wide / lanes<T>), rows, q1 - q0, a + q0, block<T>,
+                                               b + c * block<T> + q0 * wide, wide, out + c, columns);
+        }
+    }
+
+    void add_tile(const Task& task, long k0, long k1) {
+        const std::int64_t head = (task.b * p_.Hk + task.key_head) * p_.S;
+        auto* dk = static_cast<T*>(g_.dk) + (head + k0) * p_.D;
+        auto* dv = static_cast<T*>(g_.dv) + (head + k0) * p_.E;
+        const T scale = static_cast<T>(p_.scale);
+        for (long k = 0; k < k1 - k0; ++k) {
+            for (long d = 0; d < p_.D; ++d) dk[k * p_.D + d] += scale * dk_[k * padded<T>(p_.D) + d];
+            for (long e = 0; e < p_.E; ++e) dv[k * p_.E + e] += dv_[k * padded<T>(p_.E) + e];
+        }
+    }
+
+    // dbias (R5): Omega summed over the axes that the bias was broadcast along. Sums within the tile come first.
+    void add_bias(const Packed& x, long k0, long k1) {
+        const Plane& out = g_.dbias;
+        auto* data = static_cast<T*>(const_cast<void*>(out.data)) + x.q.b * out.b + k0 * out.s;
+        const T* ds = scores_.bias_tile();
+        const long n = k1 - k0;
+        for (int lane = 0, run = 0; lane < x.q.count; lane = run) {
+            T* row = data + x.q.head[lane] * out.h + x.q.row[lane] * out.t;
+            run = lane + 1;
+            while (out.t == 0 && run < x.q.count && (out.h == 0 || x.q.head[run] == x.q.head[lane])) ++run;
+            T over_keys = 0;
+            for (long k = 0; k < n; ++k) {
+                T sum = 0;
+                for (int i = lane; i < run; ++i) {
+                    const auto [ka, kb] = seen_[i / panel<T>];
+                    if (k + k0 >= ka && k + k0 < kb) sum += ds[k * block<T> + i];
+                }
+                if (out.s == 0) {
+                    over_keys += sum;
+                } else {
+                    row[k * out.s] += sum;
+                }
+            }
+            if (out.s == 0) row[0] += over_keys;
+        }
+    }
+
+    const Problem& p_;
+    BackwardProblem g_;
+    int capacity_, blocks_ = 0;
+    T *rows_, *out_row_, *st_, *dt_, *dk_, *dv_, *factor_, *k_, *v_;
+    Scores<T> scores_;
+    Packed* packed_;
+    std::pair<long, long> seen_[block<T> / lanes<T>];  // the keys of the tile that each panel sees
+    std::size_t used_ = 0;
+};
+
+template <class S>
+void backward(const Problem& p, const BackwardProblem& g, Team& team) {
+    using T = Compute<S>;
+    if (p.B * p.Hq * p.T == 0) return;
+    const RowBlocks blocks(p, block<T>);
+    const int capacity = chunk_blocks<T>(p);
+    const std::int64_t heads = p.B * p.Hk, chunks = (blocks.count + capacity - 1) / capacity, tasks = heads * chunks;
+    const std::int64_t tiles = (p.S + keys<T> - 1) / keys<T>;
+    const int worth = worth_waking(10.0 * p.B * p.Hq * p.T * p.S * p.D), workers = team.workers(tasks, worth);
+    const std::size_t each = Scratch::bytes<char>(Backward<S>::bytes(p, capacity));
+    const Scratch scratch(each * workers);
+    Tickets tickets(chunks > 1 ? heads * tiles : 0);
+    // Tasks that share numbers of dbias add them in the order of the tasks.
+    const bool shared = g.dbias && ((g.dbias.b == 0 && p.B > 1) || (g.dbias.h == 0 && p.Hq > 1) || g.dbias.t == 0);
+    Tickets bias_tickets(shared ? tiles : 0);
+    team.run(tasks, worth, [&](std::int64_t task, int worker) {
+        Backward<S> pass(p, g, capacity, scratch.data() + each * worker);
+        const std::int64_t head = task % heads;
+        pass.run({head / p.Hk, head % p.Hk, task / heads, chunks, head * tiles, tiles, task}, blocks, tickets,
+                 shared ? &bias_tickets : nullptr, team);
+    });
+}
+
+}  // namespace attngrad::ATTNGRAD_ISA

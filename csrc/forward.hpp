@@ -1,0 +1,216 @@
+// The forward pass: online softmax over tiles of keys, queries in the lanes, scores kept transposed.
+//
+//     z = scale q k^T (F1); s = cap(z) + bias, masked (F2); lse (F3); p = exp(s - lse) (F4); out = (p o M) v (F5)
+#pragma once
+
+#include "product.hpp"
+#include "scores.hpp"
+#include "team.hpp"
+
+namespace attngrad::ATTNGRAD_ISA {
+
+// W rows of q (or dout) starting at lane n of a block, as rows of the compute type in `rows` [W][columns]; zero past the end.
+template <class S, class T>
+inline void gather_rows(const Rows& x, const Block<T>& q, int n, long length, T* rows) {
+    const long columns = padded<T>(length);
+    for (int i = 0; i < lanes<T>; ++i) {
+        T* out = rows + i * columns;
+        if (n + i < q.count && x.data) {
+            widen_row<S, T>(row_of<S>(x, q.b, q.head[n + i], q.row[n + i]), length, columns, out);
+        } else {
+            std::memset(out, 0, static_cast<std::size_t>(columns) * sizeof(T));
+        }
+    }
+}
+
+// q transposed into the lanes: out[d][lane] = factor * q[lane][d].
+template <class S, class T>
+inline void pack_lanes(const Rows& x, const Block<T>& q, long length, T factor, T* rows, T* out) {
+    for (int n = 0; n < q.width; n += lanes<T>) {
+        gather_rows<S, T>(x, q, n, length, rows);
+        transpose_in<T>(rows, padded<T>(length), padded<T>(length), out + n, block<T>, factor);
+    }
+}
+
+// The lanes of a block back to rows of an array (B, Hq, T, length): out[lane][e] = in[e][lane] * factor[lane].
+template <class S, class T>
+inline void unpack_lanes(const T* in, const T* factor, const Problem& p, const Block<T>& q, long length, T* rows, S* out,
+                         T* wide) {
+    const long columns = padded<T>(length);
+    for (int n = 0; n < q.width; n += lanes<T>) {
+        transpose_out<T>(in + n, block<T>, columns, rows, columns, load<T>(factor + n));
+        for (int i = 0; i < lanes<T> && n + i < q.count; ++i) {
+            const std::int64_t at = ((q.b * p.Hq + q.head[n + i]) * p.T + q.row[n + i]) * length;
+            if (out) narrow_row<S, T>(rows + i * columns, length, out + at);
+            if (wide) narrow_row<T, T>(rows + i * columns, length, wide + at);
+        }
+    }
+}
+
+// One panel of the online softmax: turns scores into weights in place, and moves the running maximum and sum.
+template <class T, int NV, bool plain>
+ATTNGRAD_INLINE void softmax_panel(const Scores<T>& scores, T* s, long ka, long kb, int lane, T* top, T* sum,
+                                   T* rescale) {
+    constexpr int W = lanes<T>;
+    const Vec<T> minus_inf = broadcast<T>(-std::numeric_limits<T>::infinity());
+    Vec<T> m[NV], total[NV];
+    for (int v = 0; v < NV; ++v) m[v] = load<T>(top + v * W);
+    for (long k = ka; k < kb; ++k) {
+        T* row = s + (k - ka) * block<T>;
+        for (int v = 0; v < NV; ++v) {
+            Vec<T> x = load<T>(row + v * W);
+            if constexpr (!plain) {
+                x = scores.template apply<false>(x, k, lane + v * W);
+                store<T>(row + v * W, x);
+            }
+            m[v] = vmax(x, m[v]);
+        }
+    }
+    for (int v = 0; v < NV; ++v) {
+        const Vec<T> old = load<T>(top + v * W);
+        store<T>(top + v * W, m[v]);
+        m[v] = m[v] == minus_inf ? Vec<T>{} : m[v];  // nothing seen yet: exp2(-inf - 0) is 0
+        const Vec<T> factor = exp2<T>(old - m[v]);
+        store<T>(rescale + v * W, factor);
+        total[v] = load<T>(sum + v * W) * factor;
+    }
+    Vec<T> part[NV] = {};
+    for (long k = ka; k < kb; ++k) {
+        T* row = s + (k - ka) * block<T>;
+        for (int v = 0; v < NV; ++v) {
+            Vec<T> p = exp2<T>(load<T>(row + v * W) - m[v]);
+            part[v] += p;
+            if (scores.drops()) p *= scores.keep(k, lane + v * W);
+            store<T>(row + v * W, p);
+        }
+    }
+    for (int v = 0; v < NV; ++v) store<T>(sum + v * W, total[v] + part[v]);
+}
+
+template <class T, int NV>
+__attribute__((noinline)) void softmax_panel(const Scores<T>& scores, bool plain, T* s, long ka, long kb, int lane,
+                                             T* top, T* sum, T* rescale) {
+    if (plain) {
+        softmax_panel<T, NV, true>(scores, s, ka, kb, lane, top, sum, rescale);
+    } else {
+        softmax_panel<T, NV, false>(scores, s, ka, kb, lane, top, sum, rescale);
+    }
+}
+
+template <class S>
+class Forward {
+    using T = Compute<S>;
+
+public:
+    Forward(const Problem& p, const ForwardResult& r, char* memory) : Forward(p, r, Cutter(memory)) {}
+
+    static std::size_t bytes(const Problem& p) { return Forward(p, {}, Cutter(nullptr)).used_; }
+
+    void run(std::int64_t b, std::int64_t key_head, std::int64_t first, int length, const Team& team) {
+        q_.set(p_, b, key_head, first, length);
+        pack_lanes<S, T>(p_.q, q_, p_.D, Scores<T>::query_factor(p_), rows_, qt_);
+        start();
+        const auto band = q_.band(0, q_.count);
+        for (long k0 = band.outer_lo / keys<T> * keys<T>; k0 < band.outer_hi && !team.cancelled(); k0 += keys<T>) {
+            const long k1 = std::min<long>(k0 + keys<T>, band.outer_hi);
+            if (scores_.prepare(q_, k0, k1)) tile(key_head, k0, k1);
+        }
+        finish();
+    }
+
+private:
+    Forward(const Problem& p, const ForwardResult& r, Cutter cut)
+        : p_(p),
+          r_(r),
+          rows_(cut.take<T>(lanes<T> * padded<T>(std::max(p.D, p.E)))),
+          qt_(cut.take<T>(padded<T>(p.D) * block<T>)),
+          ot_(cut.take<T>(padded<T>(p.E) * block<T>)),
+          st_(cut.take<T>(keys<T> * block<T>)),
+          top_(cut.take<T>(block<T>)),
+          sum_(cut.take<T>(block<T>)),
+          factor_(cut.take<T>(block<T>)),
+          k_(std::is_same_v<S, T> ? nullptr : cut.take<T>(keys<T> * p.D)),
+          v_(std::is_same_v<S, T> ? nullptr : cut.take<T>(keys<T> * p.E)),
+          scores_(p, cut),
+          used_(cut.used()) {}
+
+    // With a sink, the softmax starts from it: one more key, whose value is zero.
+    T sink(int lane) const { return static_cast<const T*>(p_.sinks)[q_.head[lane]]; }
+    void start() {
+        constexpr T minus_inf = -std::numeric_limits<T>::infinity();
+        for (int n = 0; n < q_.width; ++n) {
+            top_[n] = p_.sinks ? sink(n) * static_cast<T>(log2e) : minus_inf;
+            sum_[n] = top_[n] == minus_inf ? 0 : 1;
+        }
+        std::memset(ot_, 0, sizeof(T) * static_cast<std::size_t>(padded<T>(p_.E)) * block<T>);
+    }
+
+    void tile(std::int64_t key_head, long k0, long k1) {
+        const auto [k, k_stride] = key_rows<S, T>(p_.k, q_.b, key_head, k0, k1, p_.D, k_);
+        const auto [v, v_stride] = key_rows<S, T>(p_.v, q_.b, key_head, k0, k1, p_.E, v_);
+        for (int lane = 0; lane < q_.width; lane += panel<T>) {
+            const int vectors = std::min(q_.width - lane, panel<T>) / lanes<T>;
+            const auto band = q_.band(lane, lane + vectors * lanes<T>);
+            const long ka = std::max(k0, band.outer_lo), kb = std::min(k1, band.outer_hi);
+            if (ka >= kb) continue;
+            T* s = st_ + lane;
+            product<T, Order::RowMajor, FromZero>(vectors, kb - ka, p_.D, k + (ka - k0) * k_stride, k_stride, qt_ + lane,
+                                                  block<T>, s, block<T>);
+            const bool plain = scores_.plain(band, ka, kb);
+            auto* softmax = vectors == 3   ? softmax_panel<T, 3>
+                            : vectors == 2 ? softmax_panel<T, 2>
+                                           : softmax_panel<T, 1>;
+            softmax(scores_, plain, s, ka, kb, lane, top_ + lane, sum_ + lane, factor_ + lane);
+            product<T, Order::ColMajor, FromScaledC>(vectors, p_.E, kb - ka, v + (ka - k0) * v_stride, v_stride, s,
+                                                     block<T>, ot_ + lane, block<T>, factor_ + lane);
+        }
+    }
+
+    void finish() {
+        auto* lse = static_cast<T*>(r_.lse);
+        auto* top = static_cast<T*>(r_.top);
+        auto* inverse = static_cast<T*>(r_.inverse);
+        for (int n = 0; n < q_.width; ++n) {
+            const bool nothing = sum_[n] == 0;
+            factor_[n] = nothing ? 0 : 1 / sum_[n];
+            if (n >= q_.count) continue;
+            const std::int64_t at = (q_.b * p_.Hq + q_.head[n]) * p_.T + q_.row[n];
+            constexpr T ln2 = static_cast<T>(0.693147180559945309417232121458176568L);
+            T most = top_[n] * ln2;
+            if (p_.sinks && top_[n] == sink(n) * static_cast<T>(log2e)) most = sink(n);  // exactly, where it is all there is
+            lse[at] = nothing ? -std::numeric_limits<T>::infinity() : most + std::log(sum_[n]);
+            if (top) top[at] = nothing ? 0 : top_[n];
+            if (inverse) inverse[at] = factor_[n];
+        }
+        unpack_lanes<S, T>(ot_, factor_, p_, q_, p_.E, rows_, static_cast<S*>(r_.out), static_cast<T*>(r_.wide_out));
+    }
+
+    const Problem& p_;
+    ForwardResult r_;
+    Block<T> q_;
+    T *rows_, *qt_, *ot_, *st_, *top_, *sum_, *factor_, *k_, *v_;
+    Scores<T> scores_;
+    std::size_t used_;
+};
+
+// How many threads a number of floating-point operations is worth waking.
+inline int worth_waking(double flops) { return flops < 4e5 ? 1 : static_cast<int>(std::min(flops / 2e5, 4096.0)); }
+
+template <class S>
+void forward(const Problem& p, const ForwardResult& r, Team& team) {
+    using T = Compute<S>;
+    if (p.B * p.Hq * p.T == 0) return;
+    const RowBlocks blocks(p, block<T>);
+    const std::int64_t heads = p.B * p.Hk, tasks = heads * blocks.count;
+    const double flops = 2.0 * p.B * p.Hq * p.T * p.S * (p.D + p.E);
+    const int worth = worth_waking(flops), workers = team.workers(tasks, worth);
+    const std::size_t each = Scratch::bytes<char>(Forward<S>::bytes(p));
+    const Scratch scratch(each * workers);
+    team.run(tasks, worth, [&](std::int64_t task, int worker) {
+        Forward<S> pass(p, r, scratch.data() + each * worker);
+        const std::int64_t n = blocks.count - 1 - task / heads, head = task % heads;  // causal: longest first
+        pass.run(head / p.Hk, head % p.Hk, blocks.first(n), blocks.length(n), team);
+    });
+}
+
+}  // namespace attngrad::ATTNGRAD_ISA

@@ -1,0 +1,85 @@
+// What a kernel is asked to do: plain pointers, strides and numbers, the same for every instruction set.
+#pragma once
+
+#include <cstdint>
+
+#include "philox.hpp"
+
+namespace attngrad {
+
+// Codes of the storage types, as the bindings pass them.
+enum class Type : int { f64 = 0, f32 = 1, f16 = 2, bf16 = 3 };
+
+// An array (B, H, rows, features): strides in elements, features contiguous.
+struct Rows {
+    const void* data = nullptr;
+    std::int64_t b = 0, h = 0, row = 0;
+};
+
+// An array that broadcasts to (B, Hq, T, S): strides in elements, 0 along broadcast axes.
+struct Plane {
+    const void* data = nullptr;
+    Type type = Type::f32;
+    std::int64_t b = 0, h = 0, t = 0, s = 0;
+    explicit operator bool() const { return data != nullptr; }
+};
+
+struct Problem {
+    Type type = Type::f32;  // of q, k, v, dout, out and the gradients
+    std::int64_t B = 0, Hq = 0, Hk = 0, T = 0, S = 0, D = 0, E = 0;
+    Rows q, k, v;
+
+    double scale = 1.0;
+    double softcap = 0.0;               // 0: none
+    bool causal = false;
+    std::int64_t left = -1, right = -1;  // the window; -1: unbounded
+    const std::int64_t* offset = nullptr;  // (B,): the position of query 0 among the keys
+    Plane mask, bias;
+    const void* sinks = nullptr;  // (Hq,), in the compute type
+    const std::int32_t *q_segments = nullptr, *k_segments = nullptr;  // (B, T) and (B, S)
+    double dropout = 0.0;
+    std::uint32_t threshold = 0;
+    std::uint64_t seed = 0;
+    Origin origin;
+
+    std::int64_t group() const { return Hk ? Hq / Hk : 1; }
+    bool banded() const { return causal || left >= 0 || right >= 0; }
+};
+
+// The row statistics that a backward pass rebuilds the weights from: p = exp2(s log2(e) - top) * inverse. All arrays
+// are contiguous, in the compute type. A row that sees nothing has top = 0 and inverse = 0.
+struct ForwardResult {
+    void* out = nullptr;      // (B, Hq, T, E), in the storage type; may be null
+    void* wide_out = nullptr;  // the same in the compute type; may be null
+    void *lse = nullptr, *top = nullptr, *inverse = nullptr;  // (B, Hq, T)
+};
+
+struct BackwardProblem {
+    Rows dout;                      // null data: zero
+    const void* dlse = nullptr;     // (B, Hq, T), compute type; null: zero
+    const void* out = nullptr;      // (B, Hq, T, E), compute type, contiguous
+    const void *top = nullptr, *inverse = nullptr;
+    void* dq = nullptr;             // (B, Hq, T, D), storage type
+    void *dk = nullptr, *dv = nullptr;  // (B, Hk, S, D) and (B, Hk, S, E), compute type, zeroed by the caller
+    void* delta = nullptr;          // (B, Hq, T), compute type
+    Plane dbias;                    // compute type, zeroed by the caller; null where there is no bias
+};
+
+// A kernel runs tasks 0, 1, ... of a fixed list; any thread may take the next one. Returns false when cancelled.
+class Team;
+
+struct Kernels {
+    const char* name;
+    int vector_bytes;
+    void (*forward)(const Problem&, const ForwardResult&, Team&);
+    void (*backward)(const Problem&, const BackwardProblem&, Team&);
+};
+
+// The instruction sets compiled in, best first; and whether this machine has them.
+struct InstructionSet {
+    const Kernels* kernels;
+    bool available;
+};
+const InstructionSet* instruction_sets(int& count);
+
+}  // namespace attngrad

@@ -1,0 +1,155 @@
+#include "team.hpp"
+
+#include <pthread.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <cstdlib>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace attngrad {
+
+namespace {
+
+inline void relax() {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
+// Workers that sleep until a call has work for them. A worker spins for a few microseconds before it sleeps, so that
+// calls in quick succession do not pay for waking it.
+class Pool {
+public:
+    std::mutex in_use;  // one call at a time; a second one runs on its own thread alone
+
+    void run(int helpers, const std::function<void(int)>& job) {
+        while (static_cast<int>(threads_.size()) < helpers) {
+            const int id = static_cast<int>(threads_.size()) + 1;
+            threads_.emplace_back([this, id, seen = generation_.load()] { serve(id, seen); });
+            threads_.back().detach();
+        }
+        job_ = &job;
+        wanted_ = helpers;
+        pending_.store(helpers, std::memory_order_relaxed);
+        {
+            std::lock_guard lock(mutex_);
+            generation_.fetch_add(1, std::memory_order_release);
+        }
+        wake_.notify_all();
+        job(0);
+        for (int spins = 0; pending_.load(std::memory_order_acquire) > 0; ++spins) {
+            if (spins < 20000) {
+                relax();
+            } else {
+                std::this_thread::yield();
+            }
+        }
+    }
+
+private:
+    void serve(int id, std::uint64_t seen) {
+        for (;;) {
+            for (int spins = 0; spins < 2000 && generation_.load(std::memory_order_acquire) == seen; ++spins) relax();
+            if (generation_.load(std::memory_order_acquire) == seen) {
+                std::unique_lock lock(mutex_);
+                wake_.wait(lock, [&] { return generation_.load(std::memory_order_acquire) != seen; });
+            }
+            seen = generation_.load(std::memory_order_acquire);
+            if (id <= wanted_) {
+                (*job_)(id);
+                pending_.fetch_sub(1, std::memory_order_release);
+            }
+        }
+    }
+
+    std::vector<std::thread> threads_;
+    std::atomic<std::uint64_t> generation_{0};
+    std::atomic<int> pending_{0};
+    const std::function<void(int)>* job_ = nullptr;
+    int wanted_ = 0;
+    std::mutex mutex_;
+    std::condition_variable wake_;
+};
+
+Pool* g_pool = nullptr;
+std::mutex g_pool_mutex;
+
+// Threads do not survive a fork: the child starts with a new pool. The old one is left alone, its mutexes unknown.
+void forget_pool() {
+    new (&g_pool_mutex) std::mutex;
+    g_pool = nullptr;
+}
+
+Pool& pool() {
+    std::lock_guard lock(g_pool_mutex);
+    static const int registered = pthread_atfork(nullptr, nullptr, forget_pool);
+    (void)registered;
+    if (!g_pool) g_pool = new Pool;
+    return *g_pool;
+}
+
+}  // namespace
+
+int default_threads() {
+    if (const char* text = std::getenv("ATTNGRAD_NUM_THREADS")) {
+        const int n = std::atoi(text);
+        if (n > 0) return n;
+    }
+#if defined(__linux__)
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
+#endif
+    return std::max(1u, std::thread::hardware_concurrency());
+}
+
+int Team::workers(std::int64_t tasks, int worth) const {
+    return static_cast<int>(std::max<std::int64_t>(1, std::min<std::int64_t>({threads_, tasks, worth})));
+}
+
+void Team::run(std::int64_t tasks, int worth, const std::function<void(std::int64_t, int)>& work) {
+    std::atomic<std::int64_t> next{0};
+    using Clock = std::chrono::steady_clock;
+    const std::function<void(int)> take = [&](int worker) {
+        auto asked = Clock::now();
+        for (std::int64_t task; !cancelled() && (task = next.fetch_add(1)) < tasks;) {
+            work(task, worker);
+            if (worker == 0 && poll_ && Clock::now() - asked > std::chrono::milliseconds(50)) {
+                if (poll_()) cancel();
+                asked = Clock::now();
+            }
+        }
+    };
+    const int n = workers(tasks, worth);
+    if (n > 1) {
+        Pool& shared = pool();
+        std::unique_lock lock(shared.in_use, std::try_to_lock);
+        if (lock.owns_lock()) return shared.run(n - 1, take);
+    }
+    take(0);
+}
+
+Tickets::Tickets(std::int64_t count) : next_(count ? new std::atomic<std::int32_t>[count] : nullptr) {
+    for (std::int64_t i = 0; i < count; ++i) next_[i].store(0, std::memory_order_relaxed);
+}
+
+void Tickets::pass(std::int64_t i, std::int32_t rank) { next_[i].store(rank + 1, std::memory_order_release); }
+
+void Tickets::wait(std::int64_t i, std::int32_t rank, const Team& team) const {
+    for (int spins = 0; next_[i].load(std::memory_order_acquire) != rank && !team.cancelled(); ++spins) {
+        if (spins < 2000) {
+            relax();
+        } else {
+            std::this_thread::yield();
+        }
+    }
+}
+
+}  // namespace attngrad

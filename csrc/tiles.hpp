@@ -1,0 +1,166 @@
+// Blocks of queries and tiles of keys: their sizes, their scratch memory, and how rows get into and out of the lanes.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <new>
+#include <utility>
+
+#include "problem.hpp"
+#include "storage.hpp"
+
+namespace attngrad::ATTNGRAD_ISA {
+
+// Queries stand in the SIMD lanes. A panel is as many queries as one register tile is wide, a block several panels.
+template <class T>
+constexpr int panel = 3 * lanes<T>;
+template <class T>
+constexpr int block = sizeof(T) == 4 ? 96 : 48;
+template <class T>
+constexpr int keys = sizeof(T) == 4 ? 96 : 64;
+template <class T>
+constexpr int strip = (registers == 32 ? 4 : 3) * lanes<T>;  // columns of a register tile over features
+
+template <class T>
+constexpr long padded(long n) {
+    return (n + lanes<T> - 1) / lanes<T> * lanes<T>;
+}
+
+// The arrays of one thread, cut from one aligned allocation.
+class Scratch {
+public:
+    explicit Scratch(std::size_t bytes) : memory_(static_cast<char*>(std::aligned_alloc(64, round(bytes)))) {
+        if (!memory_) throw std::bad_alloc();
+    }
+    ~Scratch() { std::free(memory_); }
+    Scratch(const Scratch&) = delete;
+    Scratch& operator=(const Scratch&) = delete;
+    template <class X>
+    static std::size_t bytes(std::size_t n) {
+        return round(n * sizeof(X));
+    }
+    char* data() const { return memory_; }
+
+private:
+    static std::size_t round(std::size_t n) { return (n + 63) / 64 * 64; }
+    char* memory_;
+};
+
+class Cutter {
+public:
+    explicit Cutter(char* memory) : memory_(reinterpret_cast<std::uintptr_t>(memory)) {}  // null: only to count
+    template <class X>
+    X* take(std::size_t n) {
+        X* p = reinterpret_cast<X*>(memory_ + used_);
+        used_ += Scratch::bytes<X>(n);
+        return p;
+    }
+    std::size_t used() const { return used_; }
+
+private:
+    std::uintptr_t memory_;
+    std::size_t used_ = 0;
+};
+
+// The rows (query head, query) that share one key head are numbered r = g * T + i. A block is a run of them: of one head
+// where the heads are long, across heads where they are short, so that decoding fills the lanes.
+struct RowBlocks {
+    std::int64_t T, rows, per_head, count, size;
+    RowBlocks(const Problem& p, int block_size) : T(p.T), rows(p.group() * p.T), size(block_size) {
+        per_head = T >= size ? (T + size - 1) / size : 0;
+        count = per_head ? p.group() * per_head : (rows + size - 1) / size;
+    }
+    std::int64_t first(std::int64_t n) const { return per_head ? n / per_head * T + n % per_head * size : n * size; }
+    int length(std::int64_t n) const {
+        const std::int64_t end = per_head ? n / per_head * T + T : rows;
+        return static_cast<int>(std::min<std::int64_t>(size, end - first(n)));
+    }
+};
+
+// --- transposition --------------------------------------------------------------------------------------------------
+
+template <class T, int step, int... j>
+ATTNGRAD_INLINE void exchange(Vec<T>& a, Vec<T>& b, std::integer_sequence<int, j...>) {
+    constexpr int W = lanes<T>;
+    const Vec<T> x = __builtin_shufflevector(a, b, ((j & step) ? W + j - step : j)...);
+    const Vec<T> y = __builtin_shufflevector(a, b, ((j & step) ? W + j : j + step)...);
+    a = x;
+    b = y;
+}
+
+template <class T, int step = 1>
+ATTNGRAD_INLINE void transpose(Vec<T> (&rows)[lanes<T>]) {
+    if constexpr (step < lanes<T>) {
+#pragma GCC unroll 16
+        for (int i = 0; i < lanes<T>; ++i)
+            if (!(i & step)) exchange<T, step>(rows[i], rows[i + step], std::make_integer_sequence<int, lanes<T>>{});
+        transpose<T, step * 2>(rows);
+    }
+}
+
+// out[c][lane0 + i] = in[i][c] * factor, for W rows i and columns c < columns (a multiple of W).
+template <class T>
+inline void transpose_in(const T* in, long in_stride, long columns, T* out, long out_stride, T factor) {
+    constexpr int W = lanes<T>;
+    for (long c = 0; c < columns; c += W) {
+        Vec<T> m[W];
+        for (int i = 0; i < W; ++i) m[i] = load<T>(in + i * in_stride + c) * factor;
+        transpose<T>(m);
+        for (int i = 0; i < W; ++i) store<T>(out + (c + i) * out_stride, m[i]);
+    }
+}
+
+// out[i][c] = in[c][lane0 + i] * factor[i], for W rows i and columns c < columns (a multiple of W).
+template <class T>
+inline void transpose_out(const T* in, long in_stride, long columns, T* out, long out_stride, Vec<T> factor) {
+    constexpr int W = lanes<T>;
+    for (long c = 0; c < columns; c += W) {
+        Vec<T> m[W];
+        for (int i = 0; i < W; ++i) m[i] = load<T>(in + (c + i) * in_stride) * factor;
+        transpose<T>(m);
+        for (int i = 0; i < W; ++i) store<T>(out + i * out_stride + c, m[i]);
+    }
+}
+
+// --- rows in user memory ----------------------------------------------------------------------------------------------
+
+template <class S, class T>
+ATTNGRAD_INLINE void widen_row(const S* in, long n, long n_padded, T* out) {
+    for (long i = 0; i < n; ++i) out[i] = widen(in[i]);
+    for (long i = n; i < n_padded; ++i) out[i] = 0;
+}
+template <class S, class T>
+ATTNGRAD_INLINE void narrow_row(const T* in, long n, S* out) {
+    for (long i = 0; i < n; ++i) narrow(in[i], out[i]);
+}
+
+template <class S>
+ATTNGRAD_INLINE const S* row_of(const Rows& x, std::int64_t b, std::int64_t h, std::int64_t i) {
+    return static_cast<const S*>(x.data) + b * x.b + h * x.h + i * x.row;
+}
+
+// Rows k0 .. k1 of k or v as the compute type: where they are, or converted into `buffer`.
+template <class S, class T>
+inline std::pair<const T*, long> key_rows(const Rows& x, std::int64_t b, std::int64_t h, long k0, long k1, long n,
+                                          T* buffer) {
+    const S* first = row_of<S>(x, b, h, k0);
+    if constexpr (std::is_same_v<S, T>) {
+        return {first, static_cast<long>(x.row)};
+    } else {
+        for (long k = 0; k < k1 - k0; ++k) widen_row<S, T>(first + k * x.row, n, n, buffer + k * n);
+        return {buffer, n};
+    }
+}
+
+template <class T>
+ATTNGRAD_INLINE T dot(const T* a, const T* b, long n_padded) {
+    constexpr int W = lanes<T>;
+    Vec<T> sum{};
+    for (long i = 0; i < n_padded; i += W) sum += load<T>(a + i) * load<T>(b + i);
+    T total = 0;
+    for (int i = 0; i < W; ++i) total += sum[i];
+    return total;
+}
+
+}  // namespace attngrad::ATTNGRAD_ISA

@@ -1,0 +1,148 @@
+// SIMD by compiler vector types: the only header that knows how wide a vector is. No intrinsics.
+//
+// A translation unit that includes this defines ATTNGRAD_ISA (its namespace) and ATTNGRAD_VECTOR_BYTES before; the
+// same source then compiles for every instruction set.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#define ATTNGRAD_INLINE inline __attribute__((always_inline))
+
+namespace attngrad::ATTNGRAD_ISA {
+
+template <class T>
+struct VecTypes;
+template <>
+struct VecTypes<float> {
+    typedef float Vec __attribute__((vector_size(ATTNGRAD_VECTOR_BYTES)));
+    typedef std::int32_t Int __attribute__((vector_size(ATTNGRAD_VECTOR_BYTES)));
+    typedef std::int8_t Byte __attribute__((vector_size(ATTNGRAD_VECTOR_BYTES / 4)));
+    using Scalar = std::int32_t;
+};
+template <>
+struct VecTypes<double> {
+    typedef double Vec __attribute__((vector_size(ATTNGRAD_VECTOR_BYTES)));
+    typedef std::int64_t Int __attribute__((vector_size(ATTNGRAD_VECTOR_BYTES)));
+    typedef std::int8_t Byte __attribute__((vector_size(ATTNGRAD_VECTOR_BYTES / 8)));
+    using Scalar = std::int64_t;
+};
+
+template <class T>
+using Vec = typename VecTypes<T>::Vec;
+template <class T>
+using Int = typename VecTypes<T>::Int;
+
+template <class T>
+constexpr int lanes = ATTNGRAD_VECTOR_BYTES / static_cast<int>(sizeof(T));
+
+// Vector registers that an inner loop may fill.
+#if ATTNGRAD_VECTOR_BYTES == 64 || defined(__aarch64__)
+constexpr int registers = 32;
+#else
+constexpr int registers = 16;
+#endif
+
+template <class T>
+ATTNGRAD_INLINE Vec<T> broadcast(T x) {
+    return x - Vec<T>{};
+}
+template <class T>
+ATTNGRAD_INLINE Vec<T> load(const T* p) {  // any alignment
+    Vec<T> v;
+    std::memcpy(&v, p, sizeof v);
+    return v;
+}
+template <class T>
+ATTNGRAD_INLINE void store(T* p, Vec<T> v) {
+    std::memcpy(p, &v, sizeof v);
+}
+template <class T>
+ATTNGRAD_INLINE Int<T> load_bytes(const std::int8_t* p) {  // bytes of 0 or -1, widened to a lane mask
+    typename VecTypes<T>::Byte b;
+    std::memcpy(&b, p, sizeof b);
+    return __builtin_convertvector(b, Int<T>);
+}
+template <class T>
+ATTNGRAD_INLINE Int<T> load_int32(const std::int32_t* p) {
+    typedef std::int32_t Narrow __attribute__((vector_size(lanes<T> * 4)));
+    Narrow n;
+    std::memcpy(&n, p, sizeof n);
+    return __builtin_convertvector(n, Int<T>);
+}
+// The larger of two; NaN in `a` gives `b`.
+template <class V>
+ATTNGRAD_INLINE V vmax(V a, V b) {
+    return a > b ? a : b;
+}
+
+// --- exp2 and tanh --------------------------------------------------------------------------------------------------
+
+// 2^x - 1 = 2^n (1 + q) - 1 with n = round(x), q = 2^(x - n) - 1 = r P(r); P fits (2^r - 1)/r on [-1/2, 1/2] to 5e-9
+// (float) and 8e-18 (double).
+template <class T>
+struct Exp2;
+template <>
+struct Exp2<float> {
+    static constexpr float low = -126.0f, magic = 12582912.0f;  // 1.5 * 2^23
+    static constexpr int shift = 23, exponent_bias = 127;
+    static constexpr int degree = 5;
+    static constexpr float c[degree + 1] = {0.69314718802622878106f, 0.24022650760568126945f, 0.055503571142190778186f,
+                                            0.0096180825572778514913f, 0.0013390863364671234381f,
+                                            0.00015453162945120690177f};
+};
+template <>
+struct Exp2<double> {
+    static constexpr double low = -1022.0, magic = 6755399441055744.0;  // 1.5 * 2^52
+    static constexpr int shift = 52, exponent_bias = 1023;
+    static constexpr int degree = 10;
+    static constexpr double c[degree + 1] = {
+        0.69314718055994530942,     0.2402265069591009822,     0.055504108664821594339,   0.0096181291076068885273,
+        0.001333355814641693531,    0.00015403530441736050155, 0.000015252733829836118394, 1.3215442587921689653e-6,
+        1.0178062445845773521e-7,   7.0725859492692236999e-9,  4.4549605981865183938e-10};
+};
+
+template <class T>
+struct Split {
+    Vec<T> power, q;  // 2^n and 2^r - 1
+};
+
+template <class T>
+ATTNGRAD_INLINE Split<T> split_exp2(Vec<T> x) {
+    using E = Exp2<T>;
+    const Vec<T> shifted = x + E::magic;  // the integer round(x) stands in the low bits
+    const Vec<T> r = x - (shifted - E::magic);
+    Vec<T> p = broadcast<T>(E::c[E::degree]);
+#pragma GCC unroll 16
+    for (int i = E::degree - 1; i >= 0; --i) p = p * r + E::c[i];
+    Int<T> bits;
+    std::memcpy(&bits, &shifted, sizeof bits);
+    using Scalar = typename VecTypes<T>::Scalar;
+    bits = (bits + static_cast<Scalar>(E::exponent_bias)) << static_cast<Scalar>(E::shift);
+    Split<T> out;
+    std::memcpy(&out.power, &bits, sizeof bits);
+    out.q = p * r;
+    return out;
+}
+
+// 2^x for x below the overflow threshold; exactly 0 below 2^low, -inf included; NaN stays NaN.
+template <class T>
+ATTNGRAD_INLINE Vec<T> exp2(Vec<T> x) {
+    const Vec<T> low = broadcast<T>(Exp2<T>::low);
+    const Split<T> e = split_exp2<T>(x < low ? low : x);
+    return x < low ? Vec<T>{} : e.power + e.power * e.q;
+}
+
+// tanh(x) = m / (m + 2), m = exp(2x) - 1 = 2^n q + (2^n - 1): no cancellation at 0.
+template <class T>
+ATTNGRAD_INLINE Vec<T> tanh(Vec<T> x) {
+    constexpr T two_log2e = static_cast<T>(2.88539008177792681471984936200378427L);
+    const Vec<T> limit = broadcast<T>(static_cast<T>(20));  // tanh is 1 to the last digit from 19.1 on
+    Vec<T> y = x > limit ? limit : x;
+    y = y < -limit ? -limit : y;
+    const Split<T> e = split_exp2<T>(y * two_log2e);
+    const Vec<T> m = e.power * e.q + (e.power - static_cast<T>(1));
+    return m / (m + static_cast<T>(2));
+}
+
+}  // namespace attngrad::ATTNGRAD_ISA
