@@ -14,10 +14,10 @@
 
 namespace attngrad::ATTNGRAD_ISA {
 
-// One panel of Omega: from scores and dp, in place, to p o M (in s) and dz (in dp). `ds` receives Omega where it is wanted.
-template <class T, int NV, bool plain>
-ATTNGRAD_INLINE void omega_panel(const Scores<T>& scores, T* s, T* dp, T* ds, long k0, long ka, long kb, int lane,
-                                 const T* top, const T* inverse, const T* delta) {
+// Omega of NV vectors: from scores and dp, in place, to p o M (in s) and dz (in dp). `ds` receives Omega where wanted.
+template <class T, int NV>
+__attribute__((noinline)) void omega(const Scores<T>& scores, T* s, T* dp, T* ds, long k0, Span keys, Span inner, int lane,
+                                     const T* top, const T* inverse, const T* delta) {
     constexpr int W = lanes<T>;
     Vec<T> m[NV], r[NV], d[NV];
     for (int v = 0; v < NV; ++v) {
@@ -25,40 +25,30 @@ ATTNGRAD_INLINE void omega_panel(const Scores<T>& scores, T* s, T* dp, T* ds, lo
         r[v] = load<T>(inverse + v * W);
         d[v] = load<T>(delta + v * W);
     }
-    for (long k = ka; k < kb; ++k) {
+    each_key(keys, inner, scores.plain(), [&]<bool masked>(long k) ATTNGRAD_LAMBDA {
         const long at = (k - k0) * block<T>;
         for (int v = 0; v < NV; ++v) {
             const int n = v * W;
             Vec<T> x = load<T>(s + at + n), slope{};
-            if constexpr (!plain) x = scores.template apply<true>(x, k, lane + n, &slope);
+            if constexpr (masked) x = scores.template apply<true>(x, k, lane + n, &slope);
             Vec<T> p = exp2<T>(x - m[v]) * r[v];
-            if constexpr (!plain) p = scores.sees(k, lane + n) ? p : Vec<T>{};
+            if constexpr (masked) p = scores.sees(k, lane + n) ? p : Vec<T>{};  // even where the row is NaN
             Vec<T> g = load<T>(dp + at + n), kept = p;
             if (scores.drops()) {
                 const Vec<T> keep = scores.keep(k, lane + n);
                 kept = p * keep;
                 g *= keep;
             }
-            Vec<T> omega = p * (g - d[v]);
-            if constexpr (!plain) {
-                omega = scores.sees(k, lane + n) ? omega : Vec<T>{};
-                if (ds) store<T>(ds + at + n, omega);
-                if (scores.capped()) omega *= slope;
+            Vec<T> dz = p * (g - d[v]);
+            if constexpr (masked) {
+                dz = scores.sees(k, lane + n) ? dz : Vec<T>{};
+                if (ds) store<T>(ds + at + n, dz);
+                if (scores.capped()) dz *= slope;
             }
             store<T>(s + at + n, kept);
-            store<T>(dp + at + n, omega);
+            store<T>(dp + at + n, dz);
         }
-    }
-}
-
-template <class T, int NV>
-__attribute__((noinline)) void omega_panel(const Scores<T>& scores, bool plain, T* s, T* dp, T* ds, long k0, long ka,
-                                           long kb, int lane, const T* top, const T* inverse, const T* delta) {
-    if (plain) {
-        omega_panel<T, NV, true>(scores, s, dp, ds, k0, ka, kb, lane, top, inverse, delta);
-    } else {
-        omega_panel<T, NV, false>(scores, s, dp, ds, k0, ka, kb, lane, top, inverse, delta);
-    }
+    });
 }
 
 // Rows in the order of the features: strips of whole vectors, [strip][row][columns of the strip].
@@ -188,8 +178,7 @@ private:
         bool any = false, turn = false;
         for (int n = 0; n < blocks_ && !team.cancelled(); ++n) {
             Packed& x = packed_[n];
-            const auto band = x.q.band(0, x.q.count);
-            if (band.outer_lo >= k1 || band.outer_hi <= k0 || !scores_.prepare(x.q, k0, k1)) continue;
+            if (x.q.all.outer.cut(k0, k1).empty() || !scores_.prepare(x.q, k0, k1)) continue;
             if (!any) {
                 std::tie(k, k_stride) = key_rows<S, T>(p_.k, task.b, task.key_head, k0, k1, p_.D, k_);
                 std::tie(v, v_stride) = key_rows<S, T>(p_.v, task.b, task.key_head, k0, k1, p_.E, v_);
@@ -197,7 +186,7 @@ private:
                 std::memset(dv_, 0, sizeof(T) * (k1 - k0) * padded<T>(p_.E));
                 any = true;
             }
-            omega(x, k, k_stride, v, v_stride, k0, k1);
+            query_gradients(x, k, k_stride, v, v_stride, k0, k1);
             key_gradients(x, k0, k1);
             if (g_.dbias) {
                 if (bias_tickets && !turn) bias_tickets->wait(j, static_cast<std::int32_t>(task.rank), team);
@@ -213,53 +202,55 @@ private:
     }
 
     // p o M into st_, dz into dt_, panel by panel; and dq from dz.
-    void omega(Packed& x, const T* k, long k_stride, const T* v, long v_stride, long k0, long k1) {
-        for (int lane = 0, i = 0; lane < x.q.width; lane += panel<T>, ++i) {
-            const int vectors = std::min(x.q.width - lane, panel<T>) / lanes<T>;
-            const auto band = x.q.band(lane, lane + vectors * lanes<T>);
-            const long ka = std::max(k0, band.outer_lo), kb = std::max(ka, std::min(k1, band.outer_hi));
-            seen_[i] = {ka, kb};
-            T *s = st_ + lane, *dp = dt_ + lane;
-            clear(s, dp, vectors, 0, std::min(ka, k1) - k0);
-            clear(s, dp, vectors, std::max(kb, k0) - k0, k1 - k0);
-            if (ka >= kb) continue;
-            const long at = (ka - k0) * block<T>;
-            product<T, Order::RowMajor, FromZero>(vectors, kb - ka, p_.D, k + (ka - k0) * k_stride, k_stride, x.qt + lane,
-                                                  block<T>, s + at, block<T>);
-            product<T, Order::RowMajor, FromZero>(vectors, kb - ka, p_.E, v + (ka - k0) * v_stride, v_stride,
-                                                  x.dot + lane, block<T>, dp + at, block<T>);  // (R2)
-            auto* fill = vectors == 3 ? omega_panel<T, 3> : vectors == 2 ? omega_panel<T, 2> : omega_panel<T, 1>;
-            T* ds = g_.dbias ? scores_.bias_tile() + lane : nullptr;
-            fill(scores_, scores_.plain(band, ka, kb), s, dp, ds, k0, ka, kb, lane, x.top + lane, x.inverse + lane,
-                 x.delta + lane);
-            product<T, Order::ColMajor, FromC>(vectors, p_.D, kb - ka, k + (ka - k0) * k_stride, k_stride, dp + at,
-                                               block<T>, x.dqt + lane, block<T>);  // (R8)
+    void query_gradients(Packed& x, const T* k, long k_stride, const T* v, long v_stride, long k0, long k1) {
+        T* ds = g_.dbias ? scores_.bias_tile() : nullptr;
+        for (int lane = 0; lane < x.q.width; lane += panel<T>) {
+            const Panel<T> panel(x.q, lane, k0, k1);
+            for (int n = 0; n < panel.vectors; ++n) {
+                seen_[lane / lanes<T> + n] = panel.own[n];
+                const int at = lane + n * lanes<T>;
+                clear(st_ + at, dt_ + at, ds ? ds + at : nullptr, 0, panel.own[n].a - k0);
+                clear(st_ + at, dt_ + at, ds ? ds + at : nullptr, panel.own[n].b - k0, k1 - k0);
+            }
+            panel.parts([&](int vectors, int at, Span span) {
+                const long row = (span.a - k0) * block<T>, n = span.b - span.a;
+                const T *k_rows = k + (span.a - k0) * k_stride, *v_rows = v + (span.a - k0) * v_stride;
+                product<T, Order::RowMajor, FromZero>(vectors, n, p_.D, k_rows, k_stride, x.qt + at, block<T>,
+                                                      st_ + row + at, block<T>);  // (F1)
+                product<T, Order::RowMajor, FromZero>(vectors, n, p_.E, v_rows, v_stride, x.dot + at, block<T>,
+                                                      dt_ + row + at, block<T>);  // (R2)
+                auto* fill = vectors == 3 ? omega<T, 3> : vectors == 2 ? omega<T, 2> : omega<T, 1>;
+                fill(scores_, st_ + at, dt_ + at, ds ? ds + at : nullptr, k0, span, panel.inner, at, x.top + at,
+                     x.inverse + at, x.delta + at);
+                product<T, Order::ColMajor, FromC>(vectors, p_.D, n, k_rows, k_stride, dt_ + row + at, block<T>,
+                                                   x.dqt + at, block<T>);  // (R8)
+            });
         }
     }
 
-    void clear(T* s, T* dp, int vectors, long from, long to) {
-        for (long k = from; k < to; ++k)
-            for (int v = 0; v < vectors; ++v) {
-                store<T>(s + k * block<T> + v * lanes<T>, Vec<T>{});
-                store<T>(dp + k * block<T> + v * lanes<T>, Vec<T>{});
-            }
+    // One vector's keys from .. to that it does not see.
+    void clear(T* s, T* dp, T* ds, long from, long to) {
+        for (long k = from; k < to; ++k) {
+            store<T>(s + k * block<T>, Vec<T>{});
+            store<T>(dp + k * block<T>, Vec<T>{});
+            if (ds) store<T>(ds + k * block<T>, Vec<T>{});
+        }
     }
 
     // dv += (p o M)^T dout (R1), dk += dz^T q (R9), over the keys of the tile; for a few keys at a time, from the first
-    // to the last panel that sees any of them.
+    // to the last vector of queries that sees any of them.
     void key_gradients(const Packed& x, long k0, long k1) {
-        const int panels = (x.q.width + panel<T> - 1) / panel<T>;
+        const int vectors = x.q.width / lanes<T>;
         bool whole = true;
-        for (int i = 0; i < panels; ++i) whole = whole && seen_[i].first == k0 && seen_[i].second == k1;
+        for (int i = 0; i < vectors; ++i) whole = whole && seen_[i].a == k0 && seen_[i].b == k1;
         const long step = whole ? k1 - k0 : keys<T> / 4;
         for (long a = k0; a < k1; a += step) {
             const long b = std::min(a + step, k1), row = a - k0;
-            const auto blind = [&](int i) { return seen_[i].second <= a || seen_[i].first >= b; };
-            int first = 0, last = panels;
-            while (first < last && blind(first)) ++first;
-            while (first < last && blind(last - 1)) --last;
+            int first = 0, last = vectors;
+            while (first < last && seen_[first].cut(a, b).empty()) ++first;
+            while (first < last && seen_[last - 1].cut(a, b).empty()) --last;
             if (first == last) continue;
-            const int q0 = first * panel<T>, q1 = std::min(last * panel<T>, x.q.count);
+            const int q0 = first * lanes<T>, q1 = std::min(last * lanes<T>, x.q.count);
             accumulate(st_ + row * block<T>, x.dos, q0, q1, p_.E, dv_ + row * padded<T>(p_.E), b - a);
             accumulate(dt_ + row * block<T>, x.qs, q0, q1, p_.D, dk_ + row * padded<T>(p_.D), b - a);
         }
@@ -288,21 +279,37 @@ private:
 
     // dbias (R5): Omega summed over the axes that the bias was broadcast along. Sums within the tile come first.
     void add_bias(const Packed& x, long k0, long k1) {
+        constexpr int W = lanes<T>;
         const Plane& out = g_.dbias;
         auto* data = static_cast<T*>(const_cast<void*>(out.data)) + x.q.b * out.b + k0 * out.s;
         const T* ds = scores_.bias_tile();
         const long n = k1 - k0;
-        for (int lane = 0, run = 0; lane < x.q.count; lane = run) {
-            T* row = data + x.q.head[lane] * out.h + x.q.row[lane] * out.t;
+        const auto row_of = [&](int lane) { return data + x.q.head[lane] * out.h + x.q.row[lane] * out.t; };
+        int lane = 0;
+        if (out.t != 0 && out.s == 1) {  // every query and key its own: W x W at a time
+            for (; lane + W <= x.q.count; lane += W) {
+                long k = 0;
+                for (; k + W <= n; k += W) {
+                    Vec<T> m[W];
+                    for (int i = 0; i < W; ++i) m[i] = load<T>(ds + (k + i) * block<T> + lane);
+                    transpose<T>(m);
+                    for (int i = 0; i < W; ++i) {
+                        T* row = row_of(lane + i) + k;
+                        store<T>(row, load<T>(row) + m[i]);
+                    }
+                }
+                for (; k < n; ++k)
+                    for (int i = 0; i < W; ++i) row_of(lane + i)[k] += ds[k * block<T> + lane + i];
+            }
+        }
+        for (int run; lane < x.q.count; lane = run) {  // a run of queries that share their row of the bias
+            T* row = row_of(lane);
             run = lane + 1;
-            while (out.t == 0 && run < x.q.count && (out.h == 0 || x.q.head[run] == x.q.head[lane])) ++run;
+            while (run < x.q.count && row_of(run) == row) ++run;
             T over_keys = 0;
             for (long k = 0; k < n; ++k) {
                 T sum = 0;
-                for (int i = lane; i < run; ++i) {
-                    const auto [ka, kb] = seen_[i / panel<T>];
-                    if (k + k0 >= ka && k + k0 < kb) sum += ds[k * block<T> + i];
-                }
+                for (int i = lane; i < run; ++i) sum += ds[k * block<T> + i];
                 if (out.s == 0) {
                     over_keys += sum;
                 } else {
@@ -319,7 +326,7 @@ private:
     T *rows_, *out_row_, *st_, *dt_, *dk_, *dv_, *factor_, *k_, *v_;
     Scores<T> scores_;
     Packed* packed_;
-    std::pair<long, long> seen_[block<T> / lanes<T>];  // the keys of the tile that each panel sees
+    Span seen_[block<T> / lanes<T>];  // the keys of the tile that each vector of queries sees
     std::size_t used_ = 0;
 };
 
@@ -343,6 +350,16 @@ void backward(const Problem& p, const BackwardProblem& g, Team& team) {
         const std::int64_t head = task % heads;
         pass.run({head / p.Hk, head % p.Hk, task / heads, chunks, head * tiles, tiles, task}, blocks, tickets,
                  shared ? &bias_tickets : nullptr, team);
+    });
+}
+
+// A sum in the compute type, rounded to the storage type.
+template <class S>
+void narrow_array(const Compute<S>* in, S* out, std::int64_t n, Team& team) {
+    constexpr std::int64_t step = 1 << 16;
+    const std::int64_t tasks = (n + step - 1) / step;
+    team.run(tasks, static_cast<int>(std::min<std::int64_t>(tasks / 2 + 1, 4096)), [&](std::int64_t task, int) {
+        narrow_row<S, Compute<S>>(in + task * step, std::min(step, n - task * step), out + task * step);
     });
 }
 

@@ -3,6 +3,8 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 
+#include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <string>
 #include <vector>
@@ -136,6 +138,35 @@ void backward(const Call& call, Array dout, Array dlse, Array out, Array top, Ar
     run([&](Team& team) { g_kernels->backward(call.p, g, team); });
 }
 
+void narrow(int type, Array in, Output out) {
+    run([&](Team& team) { g_kernels->narrow(static_cast<Type>(type), in.data(), out.data(), in.size(), team); });
+}
+
+// Operations a second of multiply-adds on all threads, and bytes a second read from a large array.
+double fma_rate(bool f64, std::int64_t rounds) {
+    nb::gil_scoped_release release;
+    Team team(g_threads, {});
+    const auto start = std::chrono::steady_clock::now();
+    std::atomic<std::int64_t> done{0};
+    team.run(g_threads, g_threads, [&](std::int64_t, int) {
+        done += static_cast<std::int64_t>((f64 ? g_kernels->multiply_add_f64 : g_kernels->multiply_add_f32)(rounds));
+    });
+    return static_cast<double>(done) / std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+double read_rate(nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu> data) {
+    const float* first = data.data();
+    const auto part = static_cast<std::int64_t>(data.size()) / g_threads;
+    nb::gil_scoped_release release;
+    Team team(g_threads, {});
+    const auto start = std::chrono::steady_clock::now();
+    std::atomic<std::int64_t> done{0};
+    team.run(g_threads, g_threads, [&](std::int64_t task, int) {
+        done += static_cast<std::int64_t>(g_kernels->read_memory(first + task * part, part));
+    });
+    return static_cast<double>(done) / std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
 nb::list isa_names() {
     int count = 0;
     const InstructionSet* sets = instruction_sets(count);
@@ -171,6 +202,9 @@ NB_MODULE(_native, m) {
     m.def("set_isa", &set_isa);
     m.def("set_num_threads", [](int n) { g_threads = n; });
     m.def("get_num_threads", [] { return g_threads; });
+    m.def("narrow", &narrow, nb::arg("kind"), nb::arg("wide").noconvert(), nb::arg("out").noconvert());
+    m.def("fma_rate", &fma_rate, nb::arg("f64"), nb::arg("rounds"));
+    m.def("read_rate", &read_rate, nb::arg("data").noconvert());
     m.def("keep_mask", &keep_mask, nb::arg("out").noconvert(), nb::arg("seed"), nb::arg("threshold"), nb::arg("b0"),
           nb::arg("h0"), nb::arg("i0"), nb::arg("j0"));
 

@@ -47,25 +47,35 @@ inline void unpack_lanes(const T* in, const T* factor, const Problem& p, const B
     }
 }
 
-// One panel of the online softmax: turns scores into weights in place, and moves the running maximum and sum.
-template <class T, int NV, bool plain>
-ATTNGRAD_INLINE void softmax_panel(const Scores<T>& scores, T* s, long ka, long kb, int lane, T* top, T* sum,
-                                   T* rescale) {
+// f<masked>(k) for every key of a span: without a mask where all lanes see it and nothing else modifies scores.
+template <class F>
+ATTNGRAD_INLINE void each_key(Span keys, Span inner, bool plain, F f) {
+    const Span clear = plain ? inner.cut(keys.a, keys.b) : Span{keys.b, keys.b};
+    const long a = clear.empty() ? keys.b : clear.a, b = clear.empty() ? keys.b : clear.b;
+    for (long k = keys.a; k < a; ++k) f.template operator()<true>(k);
+    for (long k = a; k < b; ++k) f.template operator()<false>(k);
+    for (long k = b; k < keys.b; ++k) f.template operator()<true>(k);
+}
+
+// The online softmax of NV vectors: turns scores into weights in place, and moves the running maximum and sum.
+template <class T, int NV>
+__attribute__((noinline)) void softmax(const Scores<T>& scores, T* s, long k0, Span keys, Span inner, int lane, T* top,
+                                       T* sum, T* rescale) {
     constexpr int W = lanes<T>;
     const Vec<T> minus_inf = broadcast<T>(-std::numeric_limits<T>::infinity());
-    Vec<T> m[NV], total[NV];
+    Vec<T> m[NV], total[NV], part[NV] = {};
     for (int v = 0; v < NV; ++v) m[v] = load<T>(top + v * W);
-    for (long k = ka; k < kb; ++k) {
-        T* row = s + (k - ka) * block<T>;
+    each_key(keys, inner, scores.plain(), [&]<bool masked>(long k) ATTNGRAD_LAMBDA {
+        T* row = s + (k - k0) * block<T>;
         for (int v = 0; v < NV; ++v) {
             Vec<T> x = load<T>(row + v * W);
-            if constexpr (!plain) {
+            if constexpr (masked) {
                 x = scores.template apply<false>(x, k, lane + v * W);
                 store<T>(row + v * W, x);
             }
             m[v] = vmax(x, m[v]);
         }
-    }
+    });
     for (int v = 0; v < NV; ++v) {
         const Vec<T> old = load<T>(top + v * W);
         store<T>(top + v * W, m[v]);
@@ -74,9 +84,8 @@ ATTNGRAD_INLINE void softmax_panel(const Scores<T>& scores, T* s, long ka, long 
         store<T>(rescale + v * W, factor);
         total[v] = load<T>(sum + v * W) * factor;
     }
-    Vec<T> part[NV] = {};
-    for (long k = ka; k < kb; ++k) {
-        T* row = s + (k - ka) * block<T>;
+    for (long k = keys.a; k < keys.b; ++k) {
+        T* row = s + (k - k0) * block<T>;
         for (int v = 0; v < NV; ++v) {
             Vec<T> p = exp2<T>(load<T>(row + v * W) - m[v]);
             part[v] += p;
@@ -85,16 +94,6 @@ ATTNGRAD_INLINE void softmax_panel(const Scores<T>& scores, T* s, long ka, long 
         }
     }
     for (int v = 0; v < NV; ++v) store<T>(sum + v * W, total[v] + part[v]);
-}
-
-template <class T, int NV>
-__attribute__((noinline)) void softmax_panel(const Scores<T>& scores, bool plain, T* s, long ka, long kb, int lane,
-                                             T* top, T* sum, T* rescale) {
-    if (plain) {
-        softmax_panel<T, NV, true>(scores, s, ka, kb, lane, top, sum, rescale);
-    } else {
-        softmax_panel<T, NV, false>(scores, s, ka, kb, lane, top, sum, rescale);
-    }
 }
 
 template <class S>
@@ -110,9 +109,9 @@ public:
         q_.set(p_, b, key_head, first, length);
         pack_lanes<S, T>(p_.q, q_, p_.D, Scores<T>::query_factor(p_), rows_, qt_);
         start();
-        const auto band = q_.band(0, q_.count);
-        for (long k0 = band.outer_lo / keys<T> * keys<T>; k0 < band.outer_hi && !team.cancelled(); k0 += keys<T>) {
-            const long k1 = std::min<long>(k0 + keys<T>, band.outer_hi);
+        const Span seen = q_.all.outer;
+        for (long k0 = seen.a / keys<T> * keys<T>; k0 < seen.b && !team.cancelled(); k0 += keys<T>) {
+            const long k1 = std::min<long>(k0 + keys<T>, seen.b);
             if (scores_.prepare(q_, k0, k1)) tile(key_head, k0, k1);
         }
         finish();
@@ -142,27 +141,47 @@ private:
             top_[n] = p_.sinks ? sink(n) * static_cast<T>(log2e) : minus_inf;
             sum_[n] = top_[n] == minus_inf ? 0 : 1;
         }
-        std::memset(ot_, 0, sizeof(T) * static_cast<std::size_t>(padded<T>(p_.E)) * block<T>);
+        for (long e = 0; e < padded<T>(p_.E); ++e)
+            for (int n = 0; n < q_.width; n += lanes<T>) store<T>(ot_ + e * block<T> + n, Vec<T>{});
     }
 
     void tile(std::int64_t key_head, long k0, long k1) {
         const auto [k, k_stride] = key_rows<S, T>(p_.k, q_.b, key_head, k0, k1, p_.D, k_);
         const auto [v, v_stride] = key_rows<S, T>(p_.v, q_.b, key_head, k0, k1, p_.E, v_);
         for (int lane = 0; lane < q_.width; lane += panel<T>) {
-            const int vectors = std::min(q_.width - lane, panel<T>) / lanes<T>;
-            const auto band = q_.band(lane, lane + vectors * lanes<T>);
-            const long ka = std::max(k0, band.outer_lo), kb = std::min(k1, band.outer_hi);
-            if (ka >= kb) continue;
-            T* s = st_ + lane;
-            product<T, Order::RowMajor, FromZero>(vectors, kb - ka, p_.D, k + (ka - k0) * k_stride, k_stride, qt_ + lane,
-                                                  block<T>, s, block<T>);
-            const bool plain = scores_.plain(band, ka, kb);
-            auto* softmax = vectors == 3   ? softmax_panel<T, 3>
-                            : vectors == 2 ? softmax_panel<T, 2>
-                                           : softmax_panel<T, 1>;
-            softmax(scores_, plain, s, ka, kb, lane, top_ + lane, sum_ + lane, factor_ + lane);
-            product<T, Order::ColMajor, FromScaledC>(vectors, p_.E, kb - ka, v + (ka - k0) * v_stride, v_stride, s,
-                                                     block<T>, ot_ + lane, block<T>, factor_ + lane);
+            const Panel<T> panel(q_, lane, k0, k1);
+            if (panel.blind()) continue;
+            panel.parts([&](int vectors, int at, Span span) {
+                product<T, Order::RowMajor, FromZero>(vectors, span.b - span.a, p_.D, k + (span.a - k0) * k_stride,
+                                                      k_stride, qt_ + at, block<T>, st_ + (span.a - k0) * block<T> + at,
+                                                      block<T>);
+            });
+            const auto weights = [&](auto* softmax, int at, Span span) {
+                softmax(scores_, st_ + at, k0, span, panel.inner, at, top_ + at, sum_ + at, factor_ + at);
+            };
+            if (panel.whole) {
+                weights(panel.vectors == 3   ? softmax<T, 3>
+                        : panel.vectors == 2 ? softmax<T, 2>
+                                             : softmax<T, 1>,
+                        lane, panel.common);
+            } else {
+                for (int n = 0; n < panel.vectors; ++n) weights(softmax<T, 1>, lane + n * lanes<T>, panel.own[n]);
+            }
+            bool rescaled = false;
+            const auto add = [&]<class Init>(Init, int vectors, int at, Span span) {
+                product<T, Order::ColMajor, Init>(vectors, p_.E, span.b - span.a, v + (span.a - k0) * v_stride, v_stride,
+                                                  st_ + (span.a - k0) * block<T> + at, block<T>, ot_ + at, block<T>,
+                                                  factor_ + at);
+            };
+            if (panel.common.empty()) add(FromScaledC{}, panel.vectors, lane, Span{k0, k0}), rescaled = true;
+            panel.parts([&](int vectors, int at, Span span) {
+                if (rescaled) {
+                    add(FromC{}, vectors, at, span);
+                } else {
+                    add(FromScaledC{}, vectors, at, span);
+                    rescaled = true;
+                }
+            });
         }
     }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "backward.hpp"
+#include "probe.hpp"
 
 namespace attngrad::ATTNGRAD_ISA {
 
@@ -23,6 +24,13 @@ inline void run_backward(const Problem& p, const BackwardProblem& g, Team& team)
     }
 }
 
-inline constexpr Kernels kernels{ATTNGRAD_ISA_NAME, ATTNGRAD_VECTOR_BYTES, run_forward, run_backward};
+inline void run_narrow(Type type, const void* in, void* out, std::int64_t n, Team& team) {
+    const auto* wide = static_cast<const float*>(in);
+    if (type == Type::f16) narrow_array<Half>(wide, static_cast<Half*>(out), n, team);
+    if (type == Type::bf16) narrow_array<BFloat16>(wide, static_cast<BFloat16*>(out), n, team);
+}
+
+inline constexpr Kernels kernels{ATTNGRAD_ISA_NAME, ATTNGRAD_VECTOR_BYTES, run_forward,          run_backward,
+                                 run_narrow,        multiply_add<float>,   multiply_add<double>, read_memory};
 
 }  // namespace attngrad::ATTNGRAD_ISA

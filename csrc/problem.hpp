@@ -73,6 +73,12 @@ struct Kernels {
     int vector_bytes;
     void (*forward)(const Problem&, const ForwardResult&, Team&);
     void (*backward)(const Problem&, const BackwardProblem&, Team&);
+    // float32 sums rounded to a 16-bit type.
+    void (*narrow)(Type type, const void* in, void* out, std::int64_t n, Team&);
+    // Probes of the machine, on one thread: operations done, bytes read.
+    double (*multiply_add_f32)(std::int64_t rounds);
+    double (*multiply_add_f64)(std::int64_t rounds);
+    double (*read_memory)(const float* data, std::int64_t n);
 };
 
 // The instruction sets compiled in, best first; and whether this machine has them.

@@ -1,8 +1,10 @@
 // The score modifiers and masks of one block of queries against one tile of keys, in one place for all passes.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
+#include <type_traits>
 
 #include "tiles.hpp"
 
@@ -10,12 +12,32 @@ namespace attngrad::ATTNGRAD_ISA {
 
 constexpr double log2e = 1.44269504088896340735992468100189214;
 
+// Keys a .. b.
+struct Span {
+    long a = 0, b = 0;
+    bool empty() const { return a >= b; }
+    Span cut(long k0, long k1) const {  // within k0 .. k1, even where empty
+        const long first = std::clamp(a, k0, k1);
+        return {first, std::clamp(b, first, k1)};
+    }
+};
+
+// The keys that any (outer) and that all (inner) of some queries see, by causal and window.
+struct Band {
+    Span outer, inner;
+    void join(const Band& x) {
+        outer = {std::min(outer.a, x.outer.a), std::max(outer.b, x.outer.b)};
+        inner = {std::max(inner.a, x.inner.a), std::min(inner.b, x.inner.b)};
+    }
+};
+
 // The queries in the lanes of a block. Lanes past `count` repeat the last one; their results are not used.
 template <class T>
 struct Block {
     std::int64_t b = 0;
     int count = 0, width = 0;  // width: count rounded up to whole vectors
-    alignas(64) std::int32_t lo[block<T>], hi[block<T>];  // the band: keys lo <= k < hi
+    Band all, vectors[block<T> / lanes<T>];
+    alignas(64) std::int32_t lo[block<T>], hi[block<T>];  // the keys lo <= k < hi of each lane
     std::int32_t head[block<T>], row[block<T>];
 
     void set(const Problem& p, std::int64_t batch, std::int64_t key_head, std::int64_t first, int length) {
@@ -26,33 +48,69 @@ struct Block {
         for (int n = 0; n < width; ++n) {
             head[n] = static_cast<std::int32_t>(h);
             row[n] = static_cast<std::int32_t>(i);
-            std::int64_t low = 0, high = p.S;
+            Span sees{0, p.S};
             if (p.banded()) {
                 const std::int64_t at = i + p.offset[b];
-                if (p.causal) high = std::min(high, at + 1);
-                if (p.right >= 0) high = std::min(high, at + p.right + 1);
-                if (p.left >= 0) low = std::max(low, at - p.left);
-                high = std::max<std::int64_t>(high, 0);
-                low = std::min(low, high);
+                if (p.causal) sees.b = std::min<long>(sees.b, at + 1);
+                if (p.right >= 0) sees.b = std::min<long>(sees.b, at + p.right + 1);
+                if (p.left >= 0) sees.a = std::max<long>(sees.a, at - p.left);
+                sees.b = std::max(sees.b, 0L);
+                sees.a = std::min(sees.a, sees.b);
             }
-            lo[n] = static_cast<std::int32_t>(low);
-            hi[n] = static_cast<std::int32_t>(high);
+            lo[n] = static_cast<std::int32_t>(sees.a);
+            hi[n] = static_cast<std::int32_t>(sees.b);
+            Band& band = vectors[n / lanes<T>];
+            if (n % lanes<T> == 0) band = {sees, sees};
+            band.join({sees, sees});
             if (n + 1 < count && ++i == p.T) i = 0, ++h;
         }
+        all = vectors[0];
+        for (int v = 1; v < width / lanes<T>; ++v) all.join(vectors[v]);
     }
-    // The keys that any (outer) and that all (inner) of lanes a .. b see.
-    struct Band {
-        long outer_lo, outer_hi, inner_lo, inner_hi;
-    };
-    Band band(int a, int end) const {
-        Band r{lo[a], hi[a], lo[a], hi[a]};
-        for (int n = a + 1; n < end; ++n) {
-            r.outer_lo = std::min<long>(r.outer_lo, lo[n]);
-            r.inner_lo = std::max<long>(r.inner_lo, lo[n]);
-            r.outer_hi = std::max<long>(r.outer_hi, hi[n]);
-            r.inner_hi = std::min<long>(r.inner_hi, hi[n]);
+};
+
+// How a panel of vectors meets a tile of keys: `common` keys that every vector sees some of, and what each sees besides.
+// On the diagonal of a causal mask this is what keeps the wasted work below a vector's width.
+template <class T>
+struct Panel {
+    int lane = 0, vectors = 0;
+    Span common, own[3], inner;  // inner: keys that every lane sees
+    bool whole = true;           // every vector sees exactly the common keys
+
+    Panel(const Block<T>& q, int first, long k0, long k1) : lane(first) {
+        vectors = std::min(q.width - lane, panel<T>) / lanes<T>;
+        const Band* bands = q.vectors + lane / lanes<T>;
+        Band joint = bands[0];
+        common = bands[0].outer.cut(k0, k1);
+        for (int v = 0; v < vectors; ++v) {
+            joint.join(bands[v]);
+            own[v] = bands[v].outer.cut(k0, k1);
+            whole = whole && own[v].a == own[0].a && own[v].b == own[0].b;
+            common = {std::max(common.a, own[v].a), std::min(common.b, own[v].b)};
         }
-        return r;
+        common.b = std::max(common.a, common.b);
+        inner = joint.inner;
+    }
+    bool blind() const {
+        for (int v = 0; v < vectors; ++v)
+            if (!own[v].empty()) return false;
+        return true;
+    }
+    // f(vectors, lane, keys) over the common keys, then over the rest of each vector.
+    template <class F>
+    ATTNGRAD_INLINE void parts(F f) const {
+        if (!common.empty()) f(vectors, lane, common);
+        if (whole) return;
+        for (int v = 0; v < vectors; ++v) {
+            const int at = lane + v * lanes<T>;
+            if (common.empty()) {
+                if (!own[v].empty()) f(1, at, own[v]);
+                continue;
+            }
+            const Span before{own[v].a, common.a}, after{common.b, own[v].b};
+            if (!before.empty()) f(1, at, before);
+            if (!after.empty()) f(1, at, after);
+        }
     }
 };
 
@@ -81,10 +139,8 @@ public:
         return true;
     }
 
-    // Whether apply() does anything for these lanes and keys.
-    bool plain(const typename Block<T>::Band& band, long ka, long kb) const {
-        return !masked_ && !bias_ && p_.softcap <= 0 && band.inner_lo <= ka && band.inner_hi >= kb;
-    }
+    // Whether apply() does anything to scores of keys that all lanes see; and to those of other keys.
+    bool plain() const { return !masked_ && !bias_ && p_.softcap <= 0; }
 
     // The score in units of log2, -inf where masked. `slope` receives cap'(z).
     template <bool want_slope>
@@ -119,25 +175,19 @@ private:
         const long n = k1 - k0;
         long seen = n * q.count;
         if (p_.mask) {
-            seen = 0;
-            const auto* mask = static_cast<const std::uint8_t*>(p_.mask.data) + q.b * p_.mask.b + k0 * p_.mask.s;
-            for (int lane = 0; lane < q.count; ++lane) {
-                const std::uint8_t* row = mask + q.head[lane] * p_.mask.h + q.row[lane] * p_.mask.t;
-                for (long k = 0; k < n; ++k) {
-                    const int bit = row[k * p_.mask.s] != 0;
-                    visible_[k * block<T> + lane] = static_cast<std::int8_t>(-bit);
-                    seen += bit;
-                }
-            }
-            for (long k = 0; k < n; ++k)
-                for (int lane = q.count; lane < q.width; ++lane) visible_[k * block<T> + lane] = 0;
+            seen = load_mask(q, k0, n);
+            if (seen == 0) return false;
         } else {
             std::memset(visible_, -1, static_cast<std::size_t>(n) * block<T>);
         }
         if (p_.q_segments) {
-            std::int32_t ids[block<T>];
+            std::int32_t ids[block<T>] = {};
             for (int lane = 0; lane < q.count; ++lane) ids[lane] = p_.q_segments[q.b * p_.T + q.row[lane]];
             const std::int32_t* key_ids = p_.k_segments + q.b * p_.S + k0;
+            const auto [q_low, q_high] = std::minmax_element(ids, ids + q.count);
+            const auto [k_low, k_high] = std::minmax_element(key_ids, key_ids + n);
+            if (*q_high < *k_low || *k_high < *q_low) return false;
+            if (*q_low == *q_high && *k_low == *k_high && !p_.mask) return true;
             seen = 0;
             for (long k = 0; k < n; ++k) {
                 std::int8_t* row = visible_ + k * block<T>;
@@ -154,40 +204,110 @@ private:
         return seen != 0;
     }
 
-    template <class S>
-    void load_bias(const Block<T>& q, long k0, long k1) {
-        const S* bias = static_cast<const S*>(p_.bias.data) + q.b * p_.bias.b + k0 * p_.bias.s;
-        for (int lane = 0; lane < q.count; ++lane) {
-            const S* row = bias + q.head[lane] * p_.bias.h + q.row[lane] * p_.bias.t;
-            for (long k = 0; k < k1 - k0; ++k)
-                bias_[k * block<T> + lane] = static_cast<T>(widen(row[k * p_.bias.s]) * static_cast<T>(log2e));
+    // The mask, transposed into bytes of 0 and -1; how many entries are true.
+    long load_mask(const Block<T>& q, long k0, long n) {
+        const auto* mask = static_cast<const std::uint8_t*>(p_.mask.data) + q.b * p_.mask.b + k0 * p_.mask.s;
+        long seen = 0;
+        for (int lane = 0; lane < q.width; lane += 8) {
+            const std::uint8_t* rows[8];
+            for (int i = 0; i < 8; ++i) {
+                const int at = std::min(lane + i, q.count - 1);
+                rows[i] = mask + q.head[at] * p_.mask.h + q.row[at] * p_.mask.t;
+            }
+            const int used = std::min(8, q.count - lane);
+            for (long k = 0; k < n; k += 8) {
+                const int keys_here = static_cast<int>(std::min<long>(8, n - k));
+                std::uint64_t x[8] = {};
+                for (int i = 0; i < used; ++i) {
+                    if (p_.mask.s == 1 && keys_here == 8) {
+                        std::memcpy(&x[i], rows[i] + k, 8);
+                    } else {
+                        for (int j = 0; j < keys_here; ++j)
+                            x[i] |= std::uint64_t{rows[i][(k + j) * p_.mask.s]} << (8 * j);
+                    }
+                    constexpr std::uint64_t low = 0x7f7f7f7f7f7f7f7f, one = 0x0101010101010101;
+                    x[i] = ((((x[i] & low) + low) | x[i]) >> 7) & one;  // any nonzero byte is true
+                    seen += __builtin_popcountll(x[i]);
+                }
+                transpose_bytes(x);
+                for (int j = 0; j < keys_here; ++j) {
+                    const std::uint64_t bytes = x[j] * 0xff;
+                    std::memcpy(visible_ + (k + j) * block<T> + lane, &bytes, 8);
+                }
+            }
         }
-        for (long k = 0; k < k1 - k0; ++k)
-            for (int lane = q.count; lane < q.width; ++lane) bias_[k * block<T> + lane] = 0;
+        return seen;
+    }
+
+    static ATTNGRAD_INLINE void transpose_bytes(std::uint64_t (&x)[8]) {
+        const auto swap = [&](int step, int shift, std::uint64_t keep) {
+            for (int i = 0; i < 8; ++i)
+                if (!(i & step)) {
+                    const std::uint64_t a = x[i], b = x[i + step];
+                    x[i] = (a & keep) | ((b & keep) << shift);
+                    x[i + step] = ((a >> shift) & keep) | (b & ~keep);
+                }
+        };
+        swap(4, 32, 0x00000000ffffffff);
+        swap(2, 16, 0x0000ffff0000ffff);
+        swap(1, 8, 0x00ff00ff00ff00ff);
+    }
+
+    template <class S>
+    void load_bias(const Block<T>& q, long k0, long n) {
+        constexpr int W = lanes<T>;
+        const S* bias = static_cast<const S*>(p_.bias.data) + q.b * p_.bias.b + k0 * p_.bias.s;
+        for (int lane = 0; lane < q.width; lane += W) {
+            const S* rows[W];
+            for (int i = 0; i < W; ++i) {
+                const int at = std::min(lane + i, q.count - 1);
+                rows[i] = bias + q.head[at] * p_.bias.h + q.row[at] * p_.bias.t;
+            }
+            long k = 0;
+            if constexpr (std::is_same_v<S, T>) {
+                if (p_.bias.s == 1) {
+                    for (; k + W <= n; k += W) {
+                        Vec<T> m[W];
+                        for (int i = 0; i < W; ++i) m[i] = load<T>(rows[i] + k) * static_cast<T>(log2e);
+                        transpose<T>(m);
+                        for (int i = 0; i < W; ++i) store<T>(bias_ + (k + i) * block<T> + lane, m[i]);
+                    }
+                }
+            }
+            for (; k < n; ++k)
+                for (int i = 0; i < W; ++i)
+                    bias_[k * block<T> + lane + i] = widen(rows[i][k * p_.bias.s]) * static_cast<T>(log2e);
+        }
     }
     void prepare_bias(const Block<T>& q, long k0, long k1) {
         if constexpr (sizeof(T) == 8) {
-            load_bias<double>(q, k0, k1);
+            load_bias<double>(q, k0, k1 - k0);
         } else {
-            if (p_.bias.type == Type::f32) load_bias<float>(q, k0, k1);
-            if (p_.bias.type == Type::f16) load_bias<Half>(q, k0, k1);
-            if (p_.bias.type == Type::bf16) load_bias<BFloat16>(q, k0, k1);
+            if (p_.bias.type == Type::f32) load_bias<float>(q, k0, k1 - k0);
+            if (p_.bias.type == Type::f16) load_bias<Half>(q, k0, k1 - k0);
+            if (p_.bias.type == Type::bf16) load_bias<BFloat16>(q, k0, k1 - k0);
         }
     }
 
     void prepare_keep(const Block<T>& q, long k0, long k1) {
         const T kept = static_cast<T>(1.0 / (1.0 - p_.dropout));
-        for (int lane = 0; lane < q.width; ++lane) {
-            Words words{};
-            for (long k = k0; k < k1; ++k) {
-                const std::int64_t j = k + p_.origin.j;
-                if (k == k0 || j % 4 == 0)
-                    words = philox({static_cast<std::uint32_t>(j / 4),
-                                    static_cast<std::uint32_t>(q.row[lane] + p_.origin.i),
-                                    static_cast<std::uint32_t>(q.head[lane] + p_.origin.h),
-                                    static_cast<std::uint32_t>(q.b + p_.origin.b)},
-                                   p_.seed);
-                keep_[(k - k0) * block<T> + lane] = words[j % 4] >= p_.threshold ? kept : 0;
+        const std::int64_t j0 = k0 + p_.origin.j, j1 = k1 + p_.origin.j;
+        const auto batch = static_cast<std::uint32_t>(q.b + p_.origin.b);
+        std::uint32_t words[4][block<T>];
+        for (std::int64_t four = j0 / 4; four * 4 < j1; ++four) {
+            for (int lane = 0; lane < q.width; ++lane) {
+                const Words w = philox({static_cast<std::uint32_t>(four),
+                                        static_cast<std::uint32_t>(q.row[lane]) + static_cast<std::uint32_t>(p_.origin.i),
+                                        static_cast<std::uint32_t>(q.head[lane]) + static_cast<std::uint32_t>(p_.origin.h),
+                                        batch},
+                                       p_.seed);
+                for (int n = 0; n < 4; ++n) words[n][lane] = w[n];
+            }
+            for (int n = 0; n < 4; ++n) {
+                const std::int64_t j = four * 4 + n;
+                if (j < j0 || j >= j1) continue;
+                T* row = keep_ + (j - j0) * block<T>;
+                for (int lane = 0; lane < q.width; ++lane) row[lane] = words[n][lane] >= p_.threshold ? kept : 0;
             }
         }
     }

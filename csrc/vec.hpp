@@ -8,6 +8,7 @@
 #include <cstring>
 
 #define ATTNGRAD_INLINE inline __attribute__((always_inline))
+#define ATTNGRAD_LAMBDA __attribute__((always_inline))
 
 namespace attngrad::ATTNGRAD_ISA {
 

@@ -28,6 +28,8 @@ _HOME = {
     "Options": "_options",
     "Operands": "_options",
     "MultiHeadAttention": "layers",
+    "get_num_threads": "_threads",
+    "set_num_threads": "_threads",
 }
 _MODULES = ("errata", "layers", "optim", "reference", "testing")
 
@@ -41,6 +43,7 @@ __all__ = [
     "attention_weights",
     "dropout_mask",
     "errata",
+    "get_num_threads",
     "hvp",
     "jacobian",
     "jvp",
@@ -48,6 +51,7 @@ __all__ = [
     "optim",
     "reference",
     "segments_from_lengths",
+    "set_num_threads",
     "softmax_jacobian",
     "testing",
     "vjp",
@@ -67,6 +71,7 @@ if TYPE_CHECKING:
         vjp,
     )
     from attngrad._options import Gradients, Operands, Options
+    from attngrad._threads import get_num_threads, set_num_threads
     from attngrad.layers import MultiHeadAttention
 
 

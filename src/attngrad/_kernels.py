@@ -18,12 +18,15 @@ from attngrad import _native, reference
 from attngrad._arrays import ACCUMULATE, BFLOAT16, FLOAT16
 from attngrad._dense import sum_to
 from attngrad._options import Array, Gradients, Operands, Options, Tangents
+from attngrad._threads import choose_isa
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 _TYPES = {np.dtype(np.float64): 0, np.dtype(np.float32): 1, FLOAT16: 2, BFLOAT16: 3}
 _LOG2E = 1.0 / math.log(2.0)
+
+choose_isa()
 
 
 class Saved(NamedTuple):
@@ -75,8 +78,8 @@ def backward(x: Operands, o: Options, saved: Saved, dout: Array | None, dlse: Ar
     _call(x, o, bias).backward(dout, dlse, *saved, _bits(dq), dk, dv, delta, dbias)
     return Gradients(
         dq,
-        dk.astype(dtype, copy=False),
-        dv.astype(dtype, copy=False),
+        _narrow(dk, dtype),
+        _narrow(dv, dtype),
         None if dbias is None else _bias_gradient(x, dbias),
         None if x.sinks is None else _sinks_gradient(x, saved, delta),
     )
@@ -171,6 +174,15 @@ def _segments(x: Operands) -> tuple[Array, Array]:
 def _bits(x: Array) -> Array:
     """bfloat16 as uint16, which the bindings take."""
     return x.view(np.uint16) if x.dtype == BFLOAT16 else x
+
+
+def _narrow(x: Array, dtype: Any) -> Array:
+    """A C-contiguous sum, rounded to ``dtype``."""
+    if x.dtype == dtype:
+        return x
+    out = np.empty(x.shape, dtype)
+    _native.narrow(_TYPES[dtype], x, _bits(out))
+    return out
 
 
 def _bias_gradient(x: Operands, dbias: Array) -> Array:

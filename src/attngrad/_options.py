@@ -10,12 +10,13 @@ import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from numbers import Integral, Real
 from typing import Any, NamedTuple, NoReturn, TypedDict, cast
 
 import numpy as np
 
-from attngrad._arrays import ACCUMULATE, is_array, is_boolean, is_floating, is_integer, kind_of
+from attngrad._arrays import ACCUMULATE, KERNEL_DTYPES, is_array, is_boolean, is_floating, is_integer, kind_of
 
 Array = Any
 """An array of NumPy or of any array-API namespace."""
@@ -53,8 +54,7 @@ class Options:
     seed: int | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Operands:
+class Operands(NamedTuple):
     """The arrays of one call, as they were given. ``offset`` is resolved, never None."""
 
     q: Array
@@ -149,6 +149,11 @@ def _check_broadcast(function: str, name: str, x: Array, target: tuple[int, ...]
         fail(ValueError, function, name, f"broadcast to {what} = {target}", _shape(x))
 
 
+@lru_cache(maxsize=256)
+def _default_options(features: int) -> Options:
+    return Options(1.0 / math.sqrt(max(features, 1)))
+
+
 # --- q, k, v --------------------------------------------------------------------------------------------------------
 
 
@@ -176,6 +181,17 @@ def _check_qkv(function: str, q: Array, k: Array, v: Array, kernels: bool) -> No
             fail(ValueError, function, "k", rule, hk, "Repeat or regroup the key heads.")
         if vs[-3] != hk:
             fail(ValueError, function, "v", f"have {hk} heads (axis -3), like k", vs[-3])
+
+
+def _plainly_fit(q: Array, k: Array, v: Array) -> bool:
+    """Whether all is certainly well with q, k and v: a quick yes, or no opinion."""
+    if not (type(q) is type(k) is type(v) is np.ndarray and q.dtype is k.dtype is v.dtype and q.dtype in KERNEL_DTYPES):
+        return False
+    qs, ks, vs = q.shape, k.shape, v.shape
+    n = len(qs)
+    if not (n >= 2 and len(ks) == len(vs) == n and qs[-1] == ks[-1] and ks[-2] == vs[-2]):
+        return False
+    return n == 2 or (qs[:-3] == ks[:-3] == vs[:-3] and ks[-3] == vs[-3] > 0 and qs[-3] % ks[-3] == 0)
 
 
 def check_floating(function: str, name: str, x: Array, kernels: bool = True) -> None:
@@ -324,13 +340,14 @@ def bind(
     ``kernels=True`` admits what the kernels compute: NumPy arrays in float64, float32, float16 and bfloat16.
     ``kernels=False`` is for the reference: any floating dtype, real or complex, of any array-API namespace.
     """
-    if kernels:
-        require_numpy(function, q=q, k=k, v=v)
-    _check_qkv(function, q, k, v, kernels)
-    default_scale = 1.0 / math.sqrt(max(int(q.shape[-1]), 1))
+    if not (kernels and _plainly_fit(q, k, v)):
+        if kernels:
+            require_numpy(function, q=q, k=k, v=v)
+        _check_qkv(function, q, k, v, kernels)
+    plain = _default_options(int(q.shape[-1]))
     offset: Array | int = int(k.shape[-2]) - int(q.shape[-2])
     if not options:
-        return Operands(q, k, v, offset=offset), Options(default_scale), False
+        return Operands(q, k, v, offset=offset), plain, False
 
     _reject_unknown(function, options)
     get = options.get
@@ -340,7 +357,7 @@ def bind(
         fail(ValueError, function, "softcap", "be positive", softcap, "None means no cap.")
     dropout, seed = check_dropout(function, get("dropout", 0.0), get("seed"))
     bound = Options(
-        scale=default_scale if scale is None else check_real(function, "scale", scale),
+        scale=plain.scale if scale is None else check_real(function, "scale", scale),
         causal=check_flag(function, "causal", get("causal", False)),
         window=_window(function, get("window")),
         softcap=softcap,

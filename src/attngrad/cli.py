@@ -5,7 +5,17 @@ from __future__ import annotations
 import click
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Commands(click.Group):
+    """Errors that a user can mend come on one line, without a traceback."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except ImportError as error:
+            raise click.ClickException(str(error)) from error
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="attngrad")
 def main() -> None:
     """Every derivative of attention, exact, fast, and explained.
@@ -64,7 +74,7 @@ def check(seed: int) -> None:
 
 @main.command()
 def info() -> None:
-    """Print versions and how the compiled part was built."""
+    """Print the instruction set, the threads, and the versions."""
     import platform
 
     import ml_dtypes
@@ -72,9 +82,14 @@ def info() -> None:
 
     import attngrad
     from attngrad import _native
+    from attngrad._threads import choose_isa
+
+    choose_isa()
 
     rows = {
         "attngrad": attngrad.__version__,
+        "kernels": f"{_native.isa()} (of {', '.join(_native.isa_names())})",
+        "threads": attngrad.get_num_threads(),
         "python": platform.python_version(),
         "numpy": np.__version__,
         "ml_dtypes": ml_dtypes.__version__,

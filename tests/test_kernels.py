@@ -1,0 +1,302 @@
+"""The compiled kernels: every instruction set, sizes across tiles, threads, forks, signals, memory."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import attngrad
+from attngrad import Gradients, _native, reference
+from attngrad.testing import relative_error, rms_error, rounding_bound
+from cases import EVERYTHING, OPTIONS, SINGLES, Case, Shape, label, make
+
+NARROW = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+ACROSS_TILES = Shape((1,), 2, 1, 131, 203, 9, 20)
+SHARED_BIAS = ("causal", "bias of a head", "dropout", "sinks")
+
+
+@pytest.fixture(params=_native.isa_names())
+def isa(request):
+    before = _native.isa()
+    _native.set_isa(request.param)
+    yield request.param
+    _native.set_isa(before)
+
+
+@pytest.fixture
+def threads():
+    """Set the number of threads; it is put back afterwards."""
+    before = attngrad.get_num_threads()
+    yield attngrad.set_num_threads
+    attngrad.set_num_threads(before)
+
+
+def forward_and_backward(c: Case, module: Any = attngrad) -> dict[str, Any]:
+    """out, lse and the gradients by name."""
+    (out, lse), pullback = module.vjp(*c.qkv, return_lse=True, **c.options)
+    grads = pullback(c.dout, c.dlse)
+    named = {"out": out, "lse": lse} | {f"d{name}": g for name, g in grads._asdict().items()}
+    return {name: x for name, x in named.items() if x is not None}
+
+
+def assert_equal_to_the_reference(c: Case) -> None:
+    expected = forward_and_backward(c, reference)
+    for name, x in forward_and_backward(c).items():
+        finite = np.isfinite(expected[name])
+        assert np.array_equal(finite, np.isfinite(x)), name
+        assert relative_error(x[finite], expected[name][finite]) < 1e-12, name
+
+
+# --- every instruction set ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("names", [*SINGLES, EVERYTHING, SHARED_BIAS], ids=label)
+def test_float64_equals_the_reference_across_tiles(isa, names):
+    assert_equal_to_the_reference(make(names, ACROSS_TILES))
+
+
+@pytest.mark.parametrize("dtype", NARROW.values(), ids=NARROW)
+@pytest.mark.parametrize("names", [(), ("causal",), ("window", "bias"), EVERYTHING], ids=label)
+def test_low_precision_keeps_the_rounding_bound_across_tiles(isa, names, dtype):
+    c = make(names, Shape((1,), 2, 1, 61, 150, 24, 20)).cast(dtype)
+    assert_within_the_rounding_bound(c, dtype)
+
+
+def assert_within_the_rounding_bound(c: Case, dtype: Any) -> None:
+    naive = c.cast(dtype)
+    naive.dlse = c.dlse.astype(dtype)
+    with np.errstate(over="ignore", invalid="ignore"):
+        rounded = forward_and_backward(naive, reference)
+    truth = forward_and_backward(c.cast(np.longdouble), reference)
+    eps = float(ml_dtypes.finfo(dtype).eps)
+    for name, x in forward_and_backward(c).items():
+        finite = np.isfinite(truth[name])
+        bound = rounding_bound(rounded[name][finite], truth[name][finite], eps)
+        assert rms_error(x[finite], truth[name][finite]) <= bound, name
+
+
+@pytest.mark.parametrize("dtype", NARROW.values(), ids=NARROW)
+@pytest.mark.parametrize("names", [(), ("causal",), ("softcap", "bias")], ids=label)
+def test_large_logits_and_values_with_a_mean_keep_the_rounding_bound(names, dtype):
+    c = make(names, Shape((1,), 2, 2, 40, 110, 16, 16))
+    c.q = c.q * 2.5e3  # logits up to about 1e4
+    assert_within_the_rounding_bound(c.cast(dtype), dtype)
+    c = make(names, Shape((1,), 2, 2, 40, 110, 16, 16))
+    c.v = c.v + 100.0
+    assert_within_the_rounding_bound(c.cast(dtype), dtype)
+
+
+@pytest.mark.parametrize("d", [1, 3, 8, 17, 33, 80, 257, 512])
+def test_any_number_of_features(isa, d):
+    e = {1: 5, 3: 1, 17: 16, 512: 31}.get(d, d)
+    assert_equal_to_the_reference(make(("causal",), Shape((1,), 2, 1, 29, 37, d, e)))
+
+
+@pytest.mark.parametrize("t", [1, 2, 7, 16, 47, 48, 49, 96, 97, 145])
+@pytest.mark.parametrize("s", [1, 15, 63, 64, 65, 96, 193])
+@pytest.mark.parametrize("names", [("causal",), ("window", "masked rows", "softcap")], ids=label)
+def test_sizes_around_the_tiles(t, s, names):
+    assert_equal_to_the_reference(make(names, Shape((2,), 2, 1, t, s, 4, 3)))
+
+
+@pytest.mark.parametrize("t", [1, 3, 5])
+@pytest.mark.parametrize("names", [(), ("causal ragged", "sinks"), EVERYTHING], ids=label)
+def test_few_queries_of_many_heads_against_many_keys(isa, t, names):
+    assert_equal_to_the_reference(make(names, Shape((2,), 8, 2, t, 700, 16, 8)))
+
+
+BIAS_SHAPES = [
+    (1, 1, 1, 203),
+    (1, 1, 131, 1),
+    (1, 2, 1, 1),
+    (2, 1, 1, 203),
+    (1, 1, 131, 203),
+    (2, 2, 131, 203),
+    (203,),
+    (1,),
+]
+
+
+@pytest.mark.parametrize("shape", BIAS_SHAPES, ids=str)
+@pytest.mark.parametrize("batch", [(2,), (1, 2), (2, 1)], ids=str)
+def test_a_bias_may_broadcast_along_any_axes(shape, batch):
+    c = make(("causal",), ACROSS_TILES._replace(batch=batch))
+    shape = (1,) * (len(batch) - 1) + shape if len(shape) == 4 else shape
+    c.options["bias"] = np.random.default_rng(1).standard_normal(shape)
+    if np.broadcast_shapes(shape, c.shape.scores) != c.shape.scores:
+        c.options["bias"] = c.options["bias"][..., :1, :, :, :]
+    assert_equal_to_the_reference(c)
+
+
+def test_tiles_that_are_wholly_masked_are_skipped_rightly():
+    c = make((), Shape((1,), 2, 1, 200, 400, 5, 6))
+    mask = np.zeros((200, 400), bool)
+    mask[:, 100:110] = True
+    mask[150:, 300:] = True
+    c.options["mask"] = mask
+    assert_equal_to_the_reference(c)
+    ids = attngrad.segments_from_lengths([120, 80])
+    key_ids = attngrad.segments_from_lengths([250, 150])
+    c.options = {"segments": (ids, key_ids), "causal": True}
+    assert_equal_to_the_reference(c)
+
+
+def test_a_mask_of_odd_bytes_is_still_a_mask():
+    c = make((), ACROSS_TILES)
+    raw = np.random.default_rng(0).integers(0, 3, (131, 203), np.uint8)
+    c.options["mask"] = (raw * 100).view(np.bool_)
+    expected = attngrad.attention(*c.qkv, mask=raw > 0)
+    assert np.array_equal(attngrad.attention(*c.qkv, **c.options), expected)
+
+
+# --- threads ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [np.float64, *NARROW.values()], ids=["float64", *NARROW])
+@pytest.mark.parametrize("names", [(), ("causal",), EVERYTHING, SHARED_BIAS], ids=label)
+@pytest.mark.parametrize("shape", [Shape((1,), 1, 1, 1500, 700, 32, 16), Shape((2,), 4, 2, 150, 330, 8, 8)], ids=str)
+def test_results_do_not_depend_on_the_number_of_threads(threads, shape, names, dtype):
+    c = make(names, shape).cast(dtype)
+    threads(1)
+    alone = forward_and_backward(c)
+    for n in (2, 3, 7):
+        threads(n)
+        for name, x in forward_and_backward(c).items():
+            assert np.array_equal(x, alone[name], equal_nan=True), (n, name)
+
+
+def test_many_python_threads_may_call_at_once():
+    cases = [make(("causal", "bias"), Shape((2,), 4, 2, 200, 150, 16, 8), seed) for seed in range(8)]
+    alone = [forward_and_backward(c) for c in cases]
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(5):
+            together = list(pool.map(forward_and_backward, cases))
+            for a, b in zip(alone, together, strict=True):
+                assert all(np.array_equal(a[name], b[name]) for name in a)
+
+
+def test_the_number_of_threads_is_checked_and_kept(threads):
+    threads(3)
+    assert attngrad.get_num_threads() == 3
+    with pytest.raises(ValueError, match="set_num_threads: n must be from 1 to 4096; got 0"):
+        attngrad.set_num_threads(0)
+    with pytest.raises(TypeError, match=r"set_num_threads: n must be an integer; got 1\.5"):
+        attngrad.set_num_threads(1.5)
+    assert attngrad.get_num_threads() == 3
+
+
+# --- in a process of its own ------------------------------------------------------------------------------------------
+
+
+def script(code: str, **environment: str) -> str:
+    """What a fresh interpreter prints."""
+    import os
+
+    result = subprocess.run(  # noqa: S603
+        [sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | environment,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip()
+
+
+def test_the_environment_chooses_threads_and_instruction_set():
+    code = "import attngrad, attngrad._kernels as k; print(attngrad.get_num_threads(), k._native.isa())"
+    assert script(code, ATTNGRAD_NUM_THREADS="5", ATTNGRAD_ISA="baseline") == "5 baseline"
+
+
+def test_an_unknown_instruction_set_is_an_error_that_names_those_there_are():
+    code = """
+        import attngrad
+        try:
+            attngrad.attention
+        except ImportError as error:
+            print(error)
+    """
+    assert "ATTNGRAD_ISA must be one of" in script(code, ATTNGRAD_ISA="mmx")
+
+
+def test_affinity_is_respected():
+    code = """
+        import os
+        os.sched_setaffinity(0, {next(iter(os.sched_getaffinity(0)))})
+        import attngrad
+        print(attngrad.get_num_threads())
+    """
+    assert script(code) == "1"
+
+
+def test_a_forked_child_computes_the_same():
+    code = """
+        import os, numpy as np, attngrad
+        attngrad.set_num_threads(2)
+        q = np.random.default_rng(0).standard_normal((2, 4, 300, 32))
+        expected = attngrad.attention(q, q, q)
+        pid = os.fork()
+        if pid == 0:
+            same = np.array_equal(attngrad.attention(q, q, q), expected)
+            os._exit(0 if same else 1)
+        _, status = os.waitpid(pid, 0)
+        print(os.waitstatus_to_exitcode(status), np.array_equal(attngrad.attention(q, q, q), expected))
+    """
+    assert script(code) == "0 True"
+
+
+def test_ctrl_c_interrupts_a_long_call():
+    code = """
+        import os, signal, threading, time, numpy as np, attngrad
+        q = np.zeros((1, 8, 60000, 64), np.float32)
+        for call in (lambda: attngrad.attention(q, q, q), lambda: attngrad.vjp(q[:, :1, :4000], q, q)[1]):
+            pass
+        threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        start = time.perf_counter()
+        try:
+            attngrad.attention(q, q, q)
+            print("finished")
+        except KeyboardInterrupt:
+            print("interrupted", "soon" if time.perf_counter() - start < 5 else "late")
+        print(attngrad.attention(q[:, :, :8], q[:, :, :8], q[:, :, :8]).any())
+    """
+    assert script(code) == "interrupted soon\nFalse"
+
+
+def test_forward_and_backward_of_a_long_sequence_take_linear_memory():
+    code = """
+        import resource, numpy as np, attngrad
+        n, d = 16384, 64
+        rng = np.random.default_rng(0)
+        q, k, v, dout = (rng.standard_normal((1, 1, n, d), dtype=np.float32) for _ in range(4))
+        attngrad.vjp(q[:, :, :64], k[:, :, :64], v[:, :, :64])[1](dout[:, :, :64])
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        out, pullback = attngrad.vjp(q, k, v, window=(100, 100))
+        grads = pullback(dout)
+        after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        print((after - before) * 1024 / q.nbytes)
+    """
+    assert float(script(code)) < 12
+
+
+def test_out_may_be_overwritten_before_the_pullback():
+    c = make(("causal",))
+    out, pullback = attngrad.vjp(*c.qkv, **c.options)
+    expected = pullback(c.dout)
+    out[...] = 7.0
+    again = pullback(c.dout)
+    assert all(np.array_equal(getattr(again, name), getattr(expected, name)) for name in Gradients._fields[:3])
+
+
+def test_all_options_are_in_the_table():
+    """A new option must enter the table that feeds these tests."""
+    covered = set().union(*(builder(np.random.default_rng(0), Shape()) for builder in OPTIONS.values()))
+    assert covered | {"return_lse"} == set(reference.OptionArguments.__annotations__)
