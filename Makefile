@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 BUILD_INPUTS := pyproject.toml CMakeLists.txt $(wildcard csrc/*)
 
-.PHONY: demo test lint format clean
+.PHONY: demo test lint format clean sanitize fuzz
 
 demo: .venv/.installed
 	$(BIN)/attngrad demo
@@ -20,8 +20,26 @@ format: .venv/.installed-test
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
+# The kernels under AddressSanitizer and UndefinedBehaviorSanitizer, in an environment of their own that borrows the
+# other packages of .venv.
+SANITIZED := .venv-sanitize
+sanitize: .venv/.installed-test
+	$(BIN)/python -m venv $(SANITIZED)
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	  > "$$($(SANITIZED)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/borrowed.pth"
+	$(SANITIZED)/bin/python -m pip install --quiet --no-deps --force-reinstall -C cmake.define.ATTNGRAD_SANITIZE=ON \
+	  -C build-dir=build/sanitize .
+	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
+	  UBSAN_OPTIONS=print_stacktrace=1 $(SANITIZED)/bin/python -m pytest -n auto -p no:cacheprovider \
+	  tests/test_kernels.py tests/test_attention.py tests/test_philox.py -k "not linear_memory"
+
+# Random shapes, strides, dtypes, threads and options against the reference.
+MINUTES ?= 10
+fuzz: .venv/.installed-test
+	$(BIN)/python tests/fuzz.py --minutes $(MINUTES)
+
 clean:
-	rm -rf .venv build .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-sanitize build .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 .venv/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "attngrad needs Python 3.11 or newer: make PYTHON=...")'

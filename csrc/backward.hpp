@@ -25,16 +25,16 @@ __attribute__((noinline)) void omega(const Scores<T>& scores, T* s, T* dp, T* ds
         r[v] = load<T>(inverse + v * W);
         d[v] = load<T>(delta + v * W);
     }
-    each_key(keys, inner, scores.plain(), [&]<bool masked>(long k) ATTNGRAD_LAMBDA {
+    each_key(keys, inner, scores.plain() && !scores.drops(), [&]<bool masked>(long k) ATTNGRAD_LAMBDA {
         const long at = (k - k0) * block<T>;
         for (int v = 0; v < NV; ++v) {
             const int n = v * W;
             Vec<T> x = load<T>(s + at + n), slope{};
             if constexpr (masked) x = scores.template apply<true>(x, k, lane + n, &slope);
-            Vec<T> p = exp2<T>(x - m[v]) * r[v];
+            Vec<T> p = exp2<T, masked>(x - m[v]) * r[v];
             if constexpr (masked) p = scores.sees(k, lane + n) ? p : Vec<T>{};  // even where the row is NaN
             Vec<T> g = load<T>(dp + at + n), kept = p;
-            if (scores.drops()) {
+            if (masked && scores.drops()) {
                 const Vec<T> keep = scores.keep(k, lane + n);
                 kept = p * keep;
                 g *= keep;

@@ -84,15 +84,15 @@ __attribute__((noinline)) void softmax(const Scores<T>& scores, T* s, long k0, S
         store<T>(rescale + v * W, factor);
         total[v] = load<T>(sum + v * W) * factor;
     }
-    for (long k = keys.a; k < keys.b; ++k) {
+    each_key(keys, inner, scores.plain() && !scores.drops(), [&]<bool masked>(long k) ATTNGRAD_LAMBDA {
         T* row = s + (k - k0) * block<T>;
         for (int v = 0; v < NV; ++v) {
-            Vec<T> p = exp2<T>(load<T>(row + v * W) - m[v]);
+            Vec<T> p = exp2<T, masked>(load<T>(row + v * W) - m[v]);
             part[v] += p;
-            if (scores.drops()) p *= scores.keep(k, lane + v * W);
+            if (masked && scores.drops()) p *= scores.keep(k, lane + v * W);
             store<T>(row + v * W, p);
         }
-    }
+    });
     for (int v = 0; v < NV; ++v) store<T>(sum + v * W, total[v] + part[v]);
 }
 
@@ -218,7 +218,6 @@ inline int worth_waking(double flops) { return flops < 4e5 ? 1 : static_cast<int
 template <class S>
 void forward(const Problem& p, const ForwardResult& r, Team& team) {
     using T = Compute<S>;
-    if (p.B * p.Hq * p.T == 0) return;
     const RowBlocks blocks(p, block<T>);
     const std::int64_t heads = p.B * p.Hk, tasks = heads * blocks.count;
     const double flops = 2.0 * p.B * p.Hq * p.T * p.S * (p.D + p.E);

@@ -2,16 +2,24 @@
 #pragma once
 
 #include "backward.hpp"
+#include "decode.hpp"
 #include "probe.hpp"
 
 namespace attngrad::ATTNGRAD_ISA {
 
+template <class S>
+inline void any_forward(const Problem& p, const ForwardResult& r, Team& team) {
+    if (p.B * p.Hq * p.T == 0) return;
+    if (few_queries<Compute<S>>(p)) return decode<S>(p, r, team);
+    forward<S>(p, r, team);
+}
+
 inline void run_forward(const Problem& p, const ForwardResult& r, Team& team) {
     switch (p.type) {
-        case Type::f64: return forward<double>(p, r, team);
-        case Type::f32: return forward<float>(p, r, team);
-        case Type::f16: return forward<Half>(p, r, team);
-        case Type::bf16: return forward<BFloat16>(p, r, team);
+        case Type::f64: return any_forward<double>(p, r, team);
+        case Type::f32: return any_forward<float>(p, r, team);
+        case Type::f16: return any_forward<Half>(p, r, team);
+        case Type::bf16: return any_forward<BFloat16>(p, r, team);
     }
 }
 

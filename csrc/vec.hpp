@@ -85,8 +85,9 @@ template <class T>
 struct Exp2;
 template <>
 struct Exp2<float> {
-    static constexpr float low = -126.0f, magic = 12582912.0f;  // 1.5 * 2^23
-    static constexpr int shift = 23, exponent_bias = 127;
+    // x + magic has round(x) + 127 in its low bits: 1.5 * 2^23 makes room, 127 is the bias of the exponent.
+    static constexpr float low = -126.0f, magic = 12582912.0f + 127.0f;
+    static constexpr int shift = 23;
     static constexpr int degree = 5;
     static constexpr float c[degree + 1] = {0.69314718802622878106f, 0.24022650760568126945f, 0.055503571142190778186f,
                                             0.0096180825572778514913f, 0.0013390863364671234381f,
@@ -94,8 +95,8 @@ struct Exp2<float> {
 };
 template <>
 struct Exp2<double> {
-    static constexpr double low = -1022.0, magic = 6755399441055744.0;  // 1.5 * 2^52
-    static constexpr int shift = 52, exponent_bias = 1023;
+    static constexpr double low = -1022.0, magic = 6755399441055744.0 + 1023.0;  // likewise, from 1.5 * 2^52
+    static constexpr int shift = 52;
     static constexpr int degree = 10;
     static constexpr double c[degree + 1] = {
         0.69314718055994530942,     0.2402265069591009822,     0.055504108664821594339,   0.0096181291076068885273,
@@ -111,27 +112,29 @@ struct Split {
 template <class T>
 ATTNGRAD_INLINE Split<T> split_exp2(Vec<T> x) {
     using E = Exp2<T>;
-    const Vec<T> shifted = x + E::magic;  // the integer round(x) stands in the low bits
+    const Vec<T> shifted = x + E::magic;
     const Vec<T> r = x - (shifted - E::magic);
     Vec<T> p = broadcast<T>(E::c[E::degree]);
 #pragma GCC unroll 16
     for (int i = E::degree - 1; i >= 0; --i) p = p * r + E::c[i];
     Int<T> bits;
     std::memcpy(&bits, &shifted, sizeof bits);
-    using Scalar = typename VecTypes<T>::Scalar;
-    bits = (bits + static_cast<Scalar>(E::exponent_bias)) << static_cast<Scalar>(E::shift);
+    bits <<= static_cast<typename VecTypes<T>::Scalar>(E::shift);
     Split<T> out;
     std::memcpy(&out.power, &bits, sizeof bits);
     out.q = p * r;
     return out;
 }
 
-// 2^x for x below the overflow threshold; exactly 0 below 2^low, -inf included; NaN stays NaN.
-template <class T>
+// 2^x for x below the overflow threshold; NaN stays NaN. Below 2^low it is exactly 0, -inf included, where `zero` asks
+// for that (masked scores do), else 2^low.
+template <class T, bool zero = true>
 ATTNGRAD_INLINE Vec<T> exp2(Vec<T> x) {
     const Vec<T> low = broadcast<T>(Exp2<T>::low);
     const Split<T> e = split_exp2<T>(x < low ? low : x);
-    return x < low ? Vec<T>{} : e.power + e.power * e.q;
+    const Vec<T> y = e.power + e.power * e.q;
+    if constexpr (zero) return x < low ? Vec<T>{} : y;
+    return y;
 }
 
 // tanh(x) = m / (m + 2), m = exp(2x) - 1 = 2^n q + (2^n - 1): no cancellation at 0.
