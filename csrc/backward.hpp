@@ -31,7 +31,9 @@ __attribute__((noinline)) void omega(const Scores<T>& scores, T* s, T* dp, T* ds
             const int n = v * W;
             Vec<T> x = load<T>(s + at + n), slope{};
             if constexpr (masked) x = scores.template apply<true>(x, k, lane + n, &slope);
-            Vec<T> p = exp2<T, masked>(x - m[v]) * r[v];
+            x -= m[v];
+            if constexpr (masked) x = scores.exponent(x);
+            Vec<T> p = exp2<T, masked>(x) * r[v];
             if constexpr (masked) p = scores.sees(k, lane + n) ? p : Vec<T>{};  // even where the row is NaN
             Vec<T> g = load<T>(dp + at + n), kept = p;
             if (masked && scores.drops()) {
@@ -41,9 +43,10 @@ __attribute__((noinline)) void omega(const Scores<T>& scores, T* s, T* dp, T* ds
             }
             Vec<T> dz = p * (g - d[v]);
             if constexpr (masked) {
-                dz = scores.sees(k, lane + n) ? dz : Vec<T>{};
-                if (ds) store<T>(ds + at + n, dz);
+                const Int<T> sees = scores.sees(k, lane + n);
+                if (ds) store<T>(ds + at + n, sees ? dz : Vec<T>{});
                 if (scores.capped()) dz *= slope;
+                dz = sees ? dz : Vec<T>{};
             }
             store<T>(s + at + n, kept);
             store<T>(dp + at + n, dz);
@@ -73,7 +76,7 @@ class Backward {
     using T = Compute<S>;
     struct Packed {
         Block<T> q;
-        T *qt, *dot, *qs, *dos, *dqt, *top, *inverse, *delta;
+        T *qt, *dot, *qs, *dos, *dqt, *top, *inverse, *delta, *bias_sum;
     };
 
 public:
@@ -102,6 +105,7 @@ public:
             if (any) add_tile(task, k0, k1);
             if (task.chunks > 1) tickets.pass(task.ticket + j, static_cast<std::int32_t>(task.chunk));
         }
+        if (g_.dbias && g_.dbias.s == 0) add_bias_rows(task, bias_tickets, team);
         for (int n = 0; n < blocks_; ++n) {
             const Packed& q = packed_[n];
             for (int i = 0; i < q.q.width; ++i) factor_[i] = static_cast<T>(p_.scale);
@@ -136,6 +140,7 @@ private:
             q.top = cut.take<T>(block<T>);
             q.inverse = cut.take<T>(block<T>);
             q.delta = cut.take<T>(block<T>);
+            q.bias_sum = cut.take<T>(block<T>);
             if (rows_) packed_[n] = q;
         }
         used_ = cut.used();
@@ -148,20 +153,30 @@ private:
         const long d = padded<T>(p_.D), e = padded<T>(p_.E);
         const auto* out = static_cast<const T*>(g_.out);
         const auto* dlse = static_cast<const T*>(g_.dlse);
+        // A query that sees nothing is as good as zero, whatever it holds.
+        const auto blank = [&](int n, long columns) {
+            for (int i = 0; i < lanes<T> && n + i < x.q.count; ++i)
+                if (x.inverse[n + i] == 0) std::memset(rows_ + i * columns, 0, sizeof(T) * columns);
+        };
+        for (int lane = 0; lane < x.q.width; ++lane) {
+            const std::int64_t at = (task.b * p_.Hq + x.q.head[lane]) * p_.T + x.q.row[lane];
+            const bool past = lane >= x.q.count;  // past the end: p = 0
+            x.top[lane] = past ? 0 : static_cast<const T*>(g_.top)[at];
+            x.inverse[lane] = past ? 0 : static_cast<const T*>(g_.inverse)[at];
+            x.delta[lane] = x.bias_sum[lane] = 0;
+        }
         for (int n = 0; n < x.q.width; n += lanes<T>) {
             gather_rows<S, T>(p_.q, x.q, n, p_.D, rows_);
+            blank(n, d);
             transpose_in<T>(rows_, d, d, x.qt + n, block<T>, Scores<T>::query_factor(p_));
             pack_strips<T>(rows_, d, n, lanes<T>, x.qs, block<T>);
             gather_rows<S, T>(g_.dout, x.q, n, p_.E, rows_);
+            blank(n, e);
             transpose_in<T>(rows_, e, e, x.dot + n, block<T>, T{1});
             pack_strips<T>(rows_, e, n, lanes<T>, x.dos, block<T>);
-            for (int i = 0; i < lanes<T>; ++i) {
+            for (int i = 0; i < lanes<T> && n + i < x.q.count; ++i) {
                 const int lane = n + i;
-                x.top[lane] = x.inverse[lane] = x.delta[lane] = 0;  // past the end: p = 0
-                if (lane >= x.q.count) continue;
                 const std::int64_t at = (task.b * p_.Hq + x.q.head[lane]) * p_.T + x.q.row[lane];
-                x.top[lane] = static_cast<const T*>(g_.top)[at];
-                x.inverse[lane] = static_cast<const T*>(g_.inverse)[at];
                 widen_row<T, T>(out + at * p_.E, p_.E, e, out_row_);
                 T delta = dot<T>(rows_ + i * e, out_row_, e) - (dlse ? dlse[at] : T{0});  // (R3)
                 static_cast<T*>(g_.delta)[at] = delta;
@@ -188,13 +203,14 @@ private:
             }
             query_gradients(x, k, k_stride, v, v_stride, k0, k1);
             key_gradients(x, k0, k1);
-            if (g_.dbias) {
+            if (g_.dbias && g_.dbias.s == 0) sum_bias_rows(x, k1 - k0);
+            if (g_.dbias && g_.dbias.s != 0) {
                 if (bias_tickets && !turn) bias_tickets->wait(j, static_cast<std::int32_t>(task.rank), team);
                 turn = true;
                 add_bias(x, k0, k1);
             }
         }
-        if (bias_tickets) {
+        if (bias_tickets && g_.dbias.s != 0) {
             if (!turn) bias_tickets->wait(j, static_cast<std::int32_t>(task.rank), team);
             bias_tickets->pass(j, static_cast<std::int32_t>(task.rank));
         }
@@ -215,14 +231,14 @@ private:
             panel.parts([&](int vectors, int at, Span span) {
                 const long row = (span.a - k0) * block<T>, n = span.b - span.a;
                 const T *k_rows = k + (span.a - k0) * k_stride, *v_rows = v + (span.a - k0) * v_stride;
-                product<T, Order::RowMajor, FromZero>(vectors, n, p_.D, k_rows, k_stride, x.qt + at, block<T>,
+                product<T, Order::RowMajor, ToZero>(vectors, n, p_.D, k_rows, k_stride, x.qt + at, block<T>,
                                                       st_ + row + at, block<T>);  // (F1)
-                product<T, Order::RowMajor, FromZero>(vectors, n, p_.E, v_rows, v_stride, x.dot + at, block<T>,
+                product<T, Order::RowMajor, ToZero>(vectors, n, p_.E, v_rows, v_stride, x.dot + at, block<T>,
                                                       dt_ + row + at, block<T>);  // (R2)
                 auto* fill = vectors == 3 ? omega<T, 3> : vectors == 2 ? omega<T, 2> : omega<T, 1>;
                 fill(scores_, st_ + at, dt_ + at, ds ? ds + at : nullptr, k0, span, panel.inner, at, x.top + at,
                      x.inverse + at, x.delta + at);
-                product<T, Order::ColMajor, FromC>(vectors, p_.D, n, k_rows, k_stride, dt_ + row + at, block<T>,
+                product<T, Order::ColMajor, ToC>(vectors, p_.D, n, k_rows, k_stride, dt_ + row + at, block<T>,
                                                    x.dqt + at, block<T>);  // (R8)
             });
         }
@@ -261,7 +277,7 @@ private:
         const long columns = padded<T>(length);
         for (long c = 0; c < columns; c += strip<T>) {
             const long wide = std::min<long>(strip<T>, columns - c);
-            product<T, Order::RowMajor, FromC>(static_cast<int>(wide / lanes<T>), rows, q1 - q0, a + q0, block<T>,
+            product<T, Order::RowMajor, ToC>(static_cast<int>(wide / lanes<T>), rows, q1 - q0, a + q0, block<T>,
                                                b + c * block<T> + q0 * wide, wide, out + c, columns);
         }
     }
@@ -302,22 +318,48 @@ private:
                     for (int i = 0; i < W; ++i) row_of(lane + i)[k] += ds[k * block<T> + lane + i];
             }
         }
-        for (int run; lane < x.q.count; lane = run) {  // a run of queries that share their row of the bias
+        for (int run; lane < x.q.count; lane = run) {
             T* row = row_of(lane);
-            run = lane + 1;
-            while (run < x.q.count && row_of(run) == row) ++run;
-            T over_keys = 0;
+            run = end_of_run(x, lane);
             for (long k = 0; k < n; ++k) {
                 T sum = 0;
                 for (int i = lane; i < run; ++i) sum += ds[k * block<T> + i];
-                if (out.s == 0) {
-                    over_keys += sum;
-                } else {
-                    row[k * out.s] += sum;
-                }
+                row[k * out.s] += sum;
             }
-            if (out.s == 0) row[0] += over_keys;
         }
+    }
+
+    // The end of the run of queries, from `lane` on, that share their row of the bias.
+    int end_of_run(const Packed& x, int lane) const {
+        const auto at = [&](int i) { return x.q.head[i] * g_.dbias.h + x.q.row[i] * g_.dbias.t; };
+        int end = lane + 1;
+        while (end < x.q.count && at(end) == at(lane)) ++end;
+        return end;
+    }
+
+    // Where the bias broadcasts along the keys: the sum over all tiles first, then one turn at the result a task.
+    void sum_bias_rows(const Packed& x, long n) {
+        const T* ds = scores_.bias_tile();
+        for (int lane = 0; lane < x.q.width; lane += lanes<T>) {
+            Vec<T> sum{};
+            for (long k = 0; k < n; ++k) sum += load<T>(ds + k * block<T> + lane);
+            store<T>(x.bias_sum + lane, load<T>(x.bias_sum + lane) + sum);
+        }
+    }
+    void add_bias_rows(const Task& task, Tickets* tickets, const Team& team) {
+        const Plane& out = g_.dbias;
+        auto* data = static_cast<T*>(const_cast<void*>(out.data)) + task.b * out.b;
+        if (tickets) tickets->wait(0, static_cast<std::int32_t>(task.rank), team);
+        for (int n = 0; n < blocks_; ++n) {
+            const Packed& x = packed_[n];
+            for (int lane = 0, run; lane < x.q.count; lane = run) {
+                run = end_of_run(x, lane);
+                T sum = 0;
+                for (int i = lane; i < run; ++i) sum += x.bias_sum[i];
+                data[x.q.head[lane] * out.h + x.q.row[lane] * out.t] += sum;
+            }
+        }
+        if (tickets) tickets->pass(0, static_cast<std::int32_t>(task.rank));
     }
 
     const Problem& p_;
@@ -344,7 +386,7 @@ void backward(const Problem& p, const BackwardProblem& g, Team& team) {
     Tickets tickets(chunks > 1 ? heads * tiles : 0);
     // Tasks that share numbers of dbias add them in the order of the tasks.
     const bool shared = g.dbias && ((g.dbias.b == 0 && p.B > 1) || (g.dbias.h == 0 && p.Hq > 1) || g.dbias.t == 0);
-    Tickets bias_tickets(shared ? tiles : 0);
+    Tickets bias_tickets(shared ? std::max<std::int64_t>(tiles, 1) : 0);
     team.run(tasks, worth, [&](std::int64_t task, int worker) {
         Backward<S> pass(p, g, capacity, scratch.data() + each * worker);
         const std::int64_t head = task % heads;

@@ -65,7 +65,7 @@ public:
         // The sink is one more key, whose value is zero: the first run starts from it.
         for (int n = 0; n < q_.width; ++n) {
             constexpr T minus_inf = -std::numeric_limits<T>::infinity();
-            top_[n] = p_.sinks && first == 0 ? static_cast<const T*>(p_.sinks)[q_.head[n]] * static_cast<T>(log2e) : minus_inf;
+            top_[n] = p_.sinks && first == 0 ? Scores<T>::sink(p_, q_.head[n]) : minus_inf;
             sum_[n] = top_[n] == minus_inf ? 0 : 1;
         }
         T* out = partial + 2 * rows;
@@ -113,7 +113,7 @@ private:
         }
         for (long c = 0; c < columns; c += strip<T>) {
             const int vectors = static_cast<int>(std::min<long>(strip<T>, columns - c) / lanes<T>);
-            product<T, Order::ColMajor, FromC>(vectors, q_.count, n, st_, block<T>, v + c, v_stride, out + c, columns);
+            product<T, Order::ColMajor, ToC>(vectors, q_.count, n, st_, block<T>, v + c, v_stride, out + c, columns);
         }
     }
 
@@ -129,7 +129,8 @@ template <class S>
 void merge_runs(const Problem& p, const ForwardResult& r, std::int64_t b, std::int64_t key_head, std::int64_t runs,
                 Compute<S>* partials) {
     using T = Compute<S>;
-    constexpr T minus_inf = -std::numeric_limits<T>::infinity(), ln2 = static_cast<T>(0.693147180559945309417232L);
+    constexpr T minus_inf = -std::numeric_limits<T>::infinity();
+    const T to_log2 = static_cast<T>(log2e) / Scores<T>::unit(p);
     const std::int64_t rows = p.group() * p.T, columns = padded<T>(p.E), each = rows * (2 + columns);
     for (std::int64_t row = 0; row < rows; ++row) {
         T top = minus_inf, sum = 0;
@@ -137,24 +138,17 @@ void merge_runs(const Problem& p, const ForwardResult& r, std::int64_t b, std::i
         T* total = partials + 2 * rows + row * columns;
         for (std::int64_t n = 0; n < runs; ++n) {
             const T* part = partials + n * each;
-            const T factor = std::exp2(part[row] - (top == minus_inf ? 0 : top));
+            const T factor = std::exp2((part[row] - (top == minus_inf ? 0 : top)) * to_log2);
             sum += part[rows + row] * factor;
             const T* values = part + 2 * rows + row * columns;
             for (std::int64_t e = 0; e < columns; ++e) total[e] = (n ? total[e] : 0) + values[e] * factor;
         }
         const T inverse = sum == 0 ? 0 : 1 / sum;
         for (std::int64_t e = 0; e < columns; ++e) total[e] *= inverse;
-        const std::int64_t h = key_head * p.group() + row / p.T, at = (b * p.Hq + h) * p.T + row % p.T;
-        if (r.out) narrow_row<S, T>(total, p.E, static_cast<S*>(r.out) + at * p.E);
-        if (r.wide_out) narrow_row<T, T>(total, p.E, static_cast<T*>(r.wide_out) + at * p.E);
-        T most = top * ln2;
-        if (p.sinks) {
-            const T sink = static_cast<const T*>(p.sinks)[h];
-            if (top == sink * static_cast<T>(log2e)) most = sink;
-        }
-        static_cast<T*>(r.lse)[at] = sum == 0 ? minus_inf : most + std::log(sum);
-        if (r.top) static_cast<T*>(r.top)[at] = sum == 0 ? 0 : top;
-        if (r.inverse) static_cast<T*>(r.inverse)[at] = inverse;
+        const std::int64_t h = key_head * p.group() + row / p.T, i = row % p.T, at = ((b * p.Hq + h) * p.T + i) * p.E;
+        if (r.out) narrow_row<S, T>(total, p.E, static_cast<S*>(r.out) + at);
+        if (r.wide_out) narrow_row<T, T>(total, p.E, static_cast<T*>(r.wide_out) + at);
+        write_row_statistics<T>(p, r, b, h, i, top, sum);
     }
 }
 

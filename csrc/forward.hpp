@@ -80,20 +80,34 @@ __attribute__((noinline)) void softmax(const Scores<T>& scores, T* s, long k0, S
         const Vec<T> old = load<T>(top + v * W);
         store<T>(top + v * W, m[v]);
         m[v] = m[v] == minus_inf ? Vec<T>{} : m[v];  // nothing seen yet: exp2(-inf - 0) is 0
-        const Vec<T> factor = exp2<T>(old - m[v]);
+        const Vec<T> factor = exp2<T>(scores.exponent(old - m[v]));
         store<T>(rescale + v * W, factor);
         total[v] = load<T>(sum + v * W) * factor;
     }
     each_key(keys, inner, scores.plain() && !scores.drops(), [&]<bool masked>(long k) ATTNGRAD_LAMBDA {
         T* row = s + (k - k0) * block<T>;
         for (int v = 0; v < NV; ++v) {
-            Vec<T> p = exp2<T, masked>(load<T>(row + v * W) - m[v]);
+            Vec<T> x = load<T>(row + v * W) - m[v];
+            if constexpr (masked) x = scores.exponent(x);  // else the unit is log2
+            Vec<T> p = exp2<T, masked>(x);
             part[v] += p;
             if (masked && scores.drops()) p *= scores.keep(k, lane + v * W);
             store<T>(row + v * W, p);
         }
     });
     for (int v = 0; v < NV; ++v) store<T>(sum + v * W, total[v] + part[v]);
+}
+
+// lse, and what a backward pass rebuilds the weights from. A row that saw no key has top = inverse = 0.
+template <class T>
+inline void write_row_statistics(const Problem& p, const ForwardResult& r, std::int64_t b, std::int64_t h, std::int64_t i,
+                                 T top, T sum) {
+    const std::int64_t at = (b * p.Hq + h) * p.T + i;
+    static_cast<T*>(r.lse)[at] = sum == 0 ? -std::numeric_limits<T>::infinity()
+                                          : top * (Scores<T>::unit(p) == 1 ? 1 : static_cast<T>(1 / log2e)) + std::log(sum);
+    const bool blind = sum == 0 || (p.sinks && sum == 1 && top == Scores<T>::sink(p, h));
+    if (r.top) static_cast<T*>(r.top)[at] = blind ? 0 : top;
+    if (r.inverse) static_cast<T*>(r.inverse)[at] = blind ? 0 : 1 / sum;
 }
 
 template <class S>
@@ -134,12 +148,10 @@ private:
           used_(cut.used()) {}
 
     // With a sink, the softmax starts from it: one more key, whose value is zero.
-    T sink(int lane) const { return static_cast<const T*>(p_.sinks)[q_.head[lane]]; }
     void start() {
-        constexpr T minus_inf = -std::numeric_limits<T>::infinity();
         for (int n = 0; n < q_.width; ++n) {
-            top_[n] = p_.sinks ? sink(n) * static_cast<T>(log2e) : minus_inf;
-            sum_[n] = top_[n] == minus_inf ? 0 : 1;
+            top_[n] = p_.sinks ? Scores<T>::sink(p_, q_.head[n]) : -std::numeric_limits<T>::infinity();
+            sum_[n] = top_[n] == -std::numeric_limits<T>::infinity() ? 0 : 1;
         }
         for (long e = 0; e < padded<T>(p_.E); ++e)
             for (int n = 0; n < q_.width; n += lanes<T>) store<T>(ot_ + e * block<T> + n, Vec<T>{});
@@ -152,7 +164,7 @@ private:
             const Panel<T> panel(q_, lane, k0, k1);
             if (panel.blind()) continue;
             panel.parts([&](int vectors, int at, Span span) {
-                product<T, Order::RowMajor, FromZero>(vectors, span.b - span.a, p_.D, k + (span.a - k0) * k_stride,
+                product<T, Order::RowMajor, ToZero>(vectors, span.b - span.a, p_.D, k + (span.a - k0) * k_stride,
                                                       k_stride, qt_ + at, block<T>, st_ + (span.a - k0) * block<T> + at,
                                                       block<T>);
             });
@@ -168,17 +180,17 @@ private:
                 for (int n = 0; n < panel.vectors; ++n) weights(softmax<T, 1>, lane + n * lanes<T>, panel.own[n]);
             }
             bool rescaled = false;
-            const auto add = [&]<class Init>(Init, int vectors, int at, Span span) {
-                product<T, Order::ColMajor, Init>(vectors, p_.E, span.b - span.a, v + (span.a - k0) * v_stride, v_stride,
+            const auto add = [&]<class To>(To, int vectors, int at, Span span) {
+                product<T, Order::ColMajor, To>(vectors, p_.E, span.b - span.a, v + (span.a - k0) * v_stride, v_stride,
                                                   st_ + (span.a - k0) * block<T> + at, block<T>, ot_ + at, block<T>,
                                                   factor_ + at);
             };
-            if (panel.common.empty()) add(FromScaledC{}, panel.vectors, lane, Span{k0, k0}), rescaled = true;
+            if (panel.common.empty()) add(ToScaledC{}, panel.vectors, lane, Span{k0, k0}), rescaled = true;
             panel.parts([&](int vectors, int at, Span span) {
                 if (rescaled) {
-                    add(FromC{}, vectors, at, span);
+                    add(ToC{}, vectors, at, span);
                 } else {
-                    add(FromScaledC{}, vectors, at, span);
+                    add(ToScaledC{}, vectors, at, span);
                     rescaled = true;
                 }
             });
@@ -186,20 +198,9 @@ private:
     }
 
     void finish() {
-        auto* lse = static_cast<T*>(r_.lse);
-        auto* top = static_cast<T*>(r_.top);
-        auto* inverse = static_cast<T*>(r_.inverse);
         for (int n = 0; n < q_.width; ++n) {
-            const bool nothing = sum_[n] == 0;
-            factor_[n] = nothing ? 0 : 1 / sum_[n];
-            if (n >= q_.count) continue;
-            const std::int64_t at = (q_.b * p_.Hq + q_.head[n]) * p_.T + q_.row[n];
-            constexpr T ln2 = static_cast<T>(0.693147180559945309417232121458176568L);
-            T most = top_[n] * ln2;
-            if (p_.sinks && top_[n] == sink(n) * static_cast<T>(log2e)) most = sink(n);  // exactly, where it is all there is
-            lse[at] = nothing ? -std::numeric_limits<T>::infinity() : most + std::log(sum_[n]);
-            if (top) top[at] = nothing ? 0 : top_[n];
-            if (inverse) inverse[at] = factor_[n];
+            factor_[n] = sum_[n] == 0 ? 0 : 1 / sum_[n];
+            if (n < q_.count) write_row_statistics<T>(p_, r_, q_.b, q_.head[n], q_.row[n], top_[n], sum_[n]);
         }
         unpack_lanes<S, T>(ot_, factor_, p_, q_, p_.E, rows_, static_cast<S*>(r_.out), static_cast<T*>(r_.wide_out));
     }

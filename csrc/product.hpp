@@ -1,4 +1,5 @@
-// The one matrix product that every pass is made of: C = init(C) + A B, with the columns of B and C in the SIMD lanes.
+// The one matrix product that every pass is made of: C = A B, C + A B or C o factor + A B, with the columns of B and C in
+// the SIMD lanes.
 //
 // A is read one number at a time and broadcast, so it may lie in either order, at any stride, and is never packed. B and
 // C are rows of whole vectors. A register tile is MR rows by NV vectors; MR is as tall as the registers allow.
@@ -12,38 +13,34 @@ namespace attngrad::ATTNGRAD_ISA {
 template <int NV>
 constexpr int tile_rows = registers == 32 ? (NV == 4 ? 6 : NV == 3 ? 8 : 12) : (NV == 3 ? 4 : NV == 2 ? 6 : 12);
 
-// What an accumulator starts from.
-struct FromZero {
+// What the product is added to. Accumulators start from zero and C comes last, so that long sums are sums of sums.
+struct ToZero {
     template <class T>
-    static ATTNGRAD_INLINE Vec<T> start(const T*, const T*) {
-        return Vec<T>{};
+    static ATTNGRAD_INLINE Vec<T> finish(Vec<T> acc, const T*, const T*) {
+        return acc;
     }
 };
-struct FromC {
+struct ToC {
     template <class T>
-    static ATTNGRAD_INLINE Vec<T> start(const T* c, const T*) {
-        return load<T>(c);
+    static ATTNGRAD_INLINE Vec<T> finish(Vec<T> acc, const T* c, const T*) {
+        return load<T>(c) + acc;
     }
 };
-struct FromScaledC {  // the rescaling of the online softmax: one factor a column
+struct ToScaledC {  // the rescaling of the online softmax: one factor a column
     template <class T>
-    static ATTNGRAD_INLINE Vec<T> start(const T* c, const T* factor) {
-        return load<T>(c) * load<T>(factor);
+    static ATTNGRAD_INLINE Vec<T> finish(Vec<T> acc, const T* c, const T* factor) {
+        return load<T>(c) * load<T>(factor) + acc;
     }
 };
 
 // The order of A: RowMajor walks k along a row (a[m * stride + k]), ColMajor along a column (a[k * stride + m]).
 enum class Order { RowMajor, ColMajor };
 
-template <class T, int MR, int NV, Order order, class Init>
+template <class T, int MR, int NV, Order order, class To>
 ATTNGRAD_INLINE void register_tile(long depth, const T* a, long a_stride, const T* b, long b_stride, T* c, long c_stride,
                                    const T* factor) {
     constexpr int W = lanes<T>;
-    Vec<T> acc[MR][NV];
-#pragma GCC unroll 16
-    for (int m = 0; m < MR; ++m)
-#pragma GCC unroll 4
-        for (int v = 0; v < NV; ++v) acc[m][v] = Init::template start<T>(c + m * c_stride + v * W, factor + v * W);
+    Vec<T> acc[MR][NV] = {};
 #pragma GCC unroll 2
     for (long k = 0; k < depth; ++k) {
         Vec<T> row[NV];
@@ -60,49 +57,52 @@ ATTNGRAD_INLINE void register_tile(long depth, const T* a, long a_stride, const 
 #pragma GCC unroll 16
     for (int m = 0; m < MR; ++m)
 #pragma GCC unroll 4
-        for (int v = 0; v < NV; ++v) store<T>(c + m * c_stride + v * W, acc[m][v]);
+        for (int v = 0; v < NV; ++v) {
+            T* to = c + m * c_stride + v * W;
+            store<T>(to, To::template finish<T>(acc[m][v], to, factor + v * W));
+        }
 }
 
-template <class T, int MR, int NV, Order order, class Init>
+template <class T, int MR, int NV, Order order, class To>
 ATTNGRAD_INLINE void row_tail(long rows, long depth, const T* a, long a_stride, const T* b, long b_stride, T* c,
                               long c_stride, const T* factor) {
     if constexpr (MR > 0) {
         long done = 0;
         if (rows >= MR) {
-            register_tile<T, MR, NV, order, Init>(depth, a, a_stride, b, b_stride, c, c_stride, factor);
+            register_tile<T, MR, NV, order, To>(depth, a, a_stride, b, b_stride, c, c_stride, factor);
             done = MR;
         }
         a += done * (order == Order::RowMajor ? a_stride : 1);
-        row_tail<T, (MR == 6 ? 4 : MR / 2), NV, order, Init>(rows - done, depth, a, a_stride, b, b_stride,
+        row_tail<T, (MR == 6 ? 4 : MR / 2), NV, order, To>(rows - done, depth, a, a_stride, b, b_stride,
                                                              c + done * c_stride, c_stride, factor);
     }
 }
 
-// C (rows x NV vectors) = init(C) + A (rows x depth) B (depth x NV vectors).
-template <class T, int NV, Order order, class Init>
+// C (rows x NV vectors), or what of it is kept, + A (rows x depth) B (depth x NV vectors).
+template <class T, int NV, Order order, class To>
 __attribute__((noinline)) void product(long rows, long depth, const T* a, long a_stride, const T* b, long b_stride, T* c,
                                        long c_stride, const T* factor = nullptr) {
     constexpr int MR = tile_rows<NV>;
     const long a_step = order == Order::RowMajor ? a_stride : 1;
     long m = 0;
     for (; m + MR <= rows; m += MR)
-        register_tile<T, MR, NV, order, Init>(depth, a + m * a_step, a_stride, b, b_stride, c + m * c_stride, c_stride,
+        register_tile<T, MR, NV, order, To>(depth, a + m * a_step, a_stride, b, b_stride, c + m * c_stride, c_stride,
                                               factor);
-    row_tail<T, (MR == 12 ? 8 : MR == 6 ? 4 : MR / 2), NV, order, Init>(rows - m, depth, a + m * a_step, a_stride, b,
+    row_tail<T, (MR == 12 ? 8 : MR == 6 ? 4 : MR / 2), NV, order, To>(rows - m, depth, a + m * a_step, a_stride, b,
                                                                         b_stride, c + m * c_stride, c_stride, factor);
 }
 
 // The same for a number of vectors known at run time, at most 4.
-template <class T, Order order, class Init>
+template <class T, Order order, class To>
 ATTNGRAD_INLINE void product(int vectors, long rows, long depth, const T* a, long a_stride, const T* b, long b_stride,
                              T* c, long c_stride, const T* factor = nullptr) {
     switch (vectors) {
-        case 1: return product<T, 1, order, Init>(rows, depth, a, a_stride, b, b_stride, c, c_stride, factor);
-        case 2: return product<T, 2, order, Init>(rows, depth, a, a_stride, b, b_stride, c, c_stride, factor);
-        case 3: return product<T, 3, order, Init>(rows, depth, a, a_stride, b, b_stride, c, c_stride, factor);
+        case 1: return product<T, 1, order, To>(rows, depth, a, a_stride, b, b_stride, c, c_stride, factor);
+        case 2: return product<T, 2, order, To>(rows, depth, a, a_stride, b, b_stride, c, c_stride, factor);
+        case 3: return product<T, 3, order, To>(rows, depth, a, a_stride, b, b_stride, c, c_stride, factor);
         default:
             if constexpr (registers == 32)
-                return product<T, 4, order, Init>(rows, depth, a, a_stride, b, b_stride, c, c_stride, factor);
+                return product<T, 4, order, To>(rows, depth, a, a_stride, b, b_stride, c, c_stride, factor);
     }
 }
 

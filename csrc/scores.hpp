@@ -117,12 +117,18 @@ struct Panel {
 template <class T>
 class Scores {
 public:
-    // How q is scaled before the product with k, so that apply() starts from z/c with a softcap and from z log2(e) without.
-    static T query_factor(const Problem& p) {
-        return static_cast<T>(p.softcap > 0 ? p.scale / p.softcap : p.scale * log2e);
-    }
+    // Scores are held in units of log2, which saves a multiplication before exp2. With a bias or sinks they are held as they
+    // are: a bias close to the lowest number would overflow.
+    static T unit(const Problem& p) { return static_cast<T>(p.bias || p.sinks ? 1.0 : log2e); }
 
-    Scores(const Problem& p, Cutter& cut) : p_(p), cap_(static_cast<T>(p.softcap * log2e)) {
+    // How q is scaled before the product with k, so that apply() starts from z/c with a softcap and from the score without.
+    static T query_factor(const Problem& p) {
+        return static_cast<T>(p.softcap > 0 ? p.scale / p.softcap : p.scale * unit(p));
+    }
+    static T sink(const Problem& p, std::int64_t head) { return static_cast<const T*>(p.sinks)[head]; }
+
+    Scores(const Problem& p, Cutter& cut)
+        : p_(p), cap_(static_cast<T>(p.softcap * unit(p))), to_log2_(static_cast<T>(log2e) / unit(p)) {
         if (p.mask || p.q_segments) visible_ = cut.take<std::int8_t>(keys<T> * block<T>);
         if (p.bias) bias_ = cut.take<T>(keys<T> * block<T>);
         if (p.dropout > 0) keep_ = cut.take<T>(keys<T> * block<T>);
@@ -140,9 +146,9 @@ public:
     }
 
     // Whether apply() does anything to scores of keys that all lanes see; and to those of other keys.
-    bool plain() const { return !masked_ && !bias_ && p_.softcap <= 0; }
+    bool plain() const { return !masked_ && !p_.bias && !p_.sinks && p_.softcap <= 0; }
 
-    // The score in units of log2, -inf where masked. `slope` receives cap'(z).
+    // The score, -inf where masked. `slope` receives cap'(z).
     template <bool want_slope>
     ATTNGRAD_INLINE Vec<T> apply(Vec<T> x, long k, int lane, Vec<T>* slope = nullptr) const {
         if (p_.softcap > 0) {
@@ -163,6 +169,9 @@ public:
         if (masked_) in &= load_bytes<T>(visible_ + (k - k0_) * block<T> + lane);
         return in;
     }
+
+    // The exponent of 2 for a difference of scores.
+    ATTNGRAD_INLINE Vec<T> exponent(Vec<T> difference) const { return difference * to_log2_; }
 
     bool capped() const { return p_.softcap > 0; }
     bool drops() const { return keep_ != nullptr; }
@@ -268,7 +277,7 @@ private:
                 if (p_.bias.s == 1) {
                     for (; k + W <= n; k += W) {
                         Vec<T> m[W];
-                        for (int i = 0; i < W; ++i) m[i] = load<T>(rows[i] + k) * static_cast<T>(log2e);
+                        for (int i = 0; i < W; ++i) m[i] = load<T>(rows[i] + k);
                         transpose<T>(m);
                         for (int i = 0; i < W; ++i) store<T>(bias_ + (k + i) * block<T> + lane, m[i]);
                     }
@@ -276,7 +285,7 @@ private:
             }
             for (; k < n; ++k)
                 for (int i = 0; i < W; ++i)
-                    bias_[k * block<T> + lane + i] = widen(rows[i][k * p_.bias.s]) * static_cast<T>(log2e);
+                    bias_[k * block<T> + lane + i] = widen(rows[i][k * p_.bias.s]);
         }
     }
     void prepare_bias(const Block<T>& q, long k0, long k1) {
@@ -313,7 +322,7 @@ private:
     }
 
     const Problem& p_;
-    T cap_;
+    T cap_, to_log2_;
     const Block<T>* q_ = nullptr;
     long k0_ = 0;
     bool masked_ = false;

@@ -36,11 +36,11 @@ public:
             threads_.emplace_back([this, id, seen = generation_.load()] { serve(id, seen); });
             threads_.back().detach();
         }
-        job_ = &job;
-        wanted_ = helpers;
         pending_.store(helpers, std::memory_order_relaxed);
         {
             std::lock_guard lock(mutex_);
+            job_ = &job;
+            wanted_ = helpers;
             generation_.fetch_add(1, std::memory_order_release);
         }
         wake_.notify_all();
@@ -58,13 +58,16 @@ private:
     void serve(int id, std::uint64_t seen) {
         for (;;) {
             for (int spins = 0; spins < 2000 && generation_.load(std::memory_order_acquire) == seen; ++spins) relax();
-            if (generation_.load(std::memory_order_acquire) == seen) {
+            const std::function<void(int)>* job = nullptr;
+            {
+                // Job, number and generation belong together: a worker that slept through a call must not mix two.
                 std::unique_lock lock(mutex_);
-                wake_.wait(lock, [&] { return generation_.load(std::memory_order_acquire) != seen; });
+                wake_.wait(lock, [&] { return generation_.load(std::memory_order_relaxed) != seen; });
+                seen = generation_.load(std::memory_order_relaxed);
+                if (id <= wanted_) job = job_;
             }
-            seen = generation_.load(std::memory_order_acquire);
-            if (id <= wanted_) {
-                (*job_)(id);
+            if (job) {
+                (*job)(id);
                 pending_.fetch_sub(1, std::memory_order_release);
             }
         }
@@ -73,10 +76,10 @@ private:
     std::vector<std::thread> threads_;
     std::atomic<std::uint64_t> generation_{0};
     std::atomic<int> pending_{0};
-    const std::function<void(int)>* job_ = nullptr;
-    int wanted_ = 0;
     std::mutex mutex_;
     std::condition_variable wake_;
+    const std::function<void(int)>* job_ = nullptr;  // these two under mutex_
+    int wanted_ = 0;
 };
 
 Pool* g_pool = nullptr;

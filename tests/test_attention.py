@@ -229,9 +229,38 @@ def test_nan_in_a_key_reaches_the_queries_that_see_it_only():
     c = make((), Shape((2,), 2, 1, 5, 5, 3, 2))
     k = c.k.copy()
     k[0, 0, 3] = np.nan
-    out = attngrad.attention(c.q, k, c.v)
-    assert np.isnan(out[0]).all()
-    assert np.array_equal(out[1], attngrad.attention(*c.qkv)[1])
+    out = attngrad.attention(c.q, k, c.v, causal=True)
+    clean = attngrad.attention(*c.qkv, causal=True)
+    assert np.isnan(out[0, :, 3:]).all()
+    assert np.array_equal(out[0, :, :3], clean[0, :, :3])
+    assert np.array_equal(out[1], clean[1])
+
+
+@pytest.mark.parametrize("module", [attngrad, reference], ids=["kernels", "reference"])
+@pytest.mark.parametrize("extra", [(), ("softcap",), ("sinks",), ("dropout", "bias")], ids=label)
+def test_nan_in_a_query_that_sees_nothing_is_harmless(module, extra):
+    c = make(("masked rows", *extra))
+    clean = all_passes(c, module)
+    c.q[..., 0, :] = np.nan
+    c.dout[..., 0, :] = np.nan
+    with np.errstate(invalid="ignore"):
+        dirty = all_passes(c, module)
+    for name in ("dq", "dk", "dv", "dq_dot", "dk_dot", "dv_dot", "out", "lse"):
+        assert np.array_equal(dirty[name], clean[name]), name
+
+
+@pytest.mark.parametrize("dtype", [np.float64, *NARROW.values()], ids=["float64", *NARROW])
+def test_a_finite_bias_near_the_lowest_number_is_no_mask(dtype):
+    c = make(("bias", "sinks")).cast(dtype)
+    low = ml_dtypes.finfo(dtype).min
+    c.options["bias"][..., 0, :] = low
+    c.options["sinks"][...] = low
+    wide = c if np.dtype(dtype).itemsize > 2 else c.cast(np.float32)  # 16-bit inputs are computed in float32
+    expected, expected_lse = reference.attention(*wide.qkv, return_lse=True, **wide.options)
+    out, lse = attngrad.attention(*c.qkv, return_lse=True, **c.options)
+    assert relative_error(out, expected) < 20 * float(ml_dtypes.finfo(dtype).eps)
+    assert np.isfinite(lse.astype(np.float64)).all()
+    assert relative_error(lse, expected_lse) < 20 * float(ml_dtypes.finfo(dtype).eps)
 
 
 def test_infinite_logits_raise_no_warning_and_stay_in_their_row():
@@ -360,9 +389,56 @@ def test_softmax_jacobian_rounds_to_the_dtype_of_the_scores():
 
 
 def test_results_are_the_same_every_time():
-    c = make(EVERYTHING, SHAPES["odd"])
+    c = make(EVERYTHING, Shape((2,), 4, 2, 120, 150, 16, 8))
     first, second = all_passes(c), all_passes(c)
     assert all(np.array_equal(first[name], second[name]) for name in first)
+
+
+def test_no_query_heads_give_zeros_for_the_keys():
+    q, k = np.zeros((2, 0, 3, 4)), np.ones((2, 2, 5, 4))
+    out, pullback = attngrad.vjp(q, k, k)
+    grads, _ = attngrad.hvp((q, k, k), (None, k, None), out)
+    for g in (pullback(out).k, grads.k):
+        assert g.shape == k.shape
+        assert not g.any()
+    assert attngrad.jacobian(q, k, k, wrt="k").shape == (2, 0, 3, 4, 2, 2, 5, 4)
+
+
+def test_segment_ids_of_any_integer_dtype_are_compared_exactly():
+    x = np.eye(3)
+    q_ids, k_ids = np.array([2**53 + 1] * 3), np.array([2**53, 2**53 + 1, 2**53 + 2], np.uint64)
+    assert np.array_equal(attngrad.attention(x, x, x, segments=(q_ids, k_ids)), np.tile(x[1], (3, 1)))
+    far = np.array([-(2**40), 7, 2**40])
+    assert np.array_equal(attngrad.attention(x, x, x, segments=(far, far)), x)
+
+
+def test_float16_results_that_overflow_become_infinite_without_a_warning():
+    c = make(("bias of a head", "sinks")).cast(np.float16)
+    c.v = np.sign(c.v) * np.float16(6e4)
+    c.dout = np.sign(c.dout) * np.float16(1e3)
+    _, pullback = attngrad.vjp(*c.qkv, **c.options)
+    assert np.isinf(pullback(c.dout).bias).any()
+    _, out_dot = attngrad.jvp((c.q, c.k, c.v), (np.sign(c.t.q) * np.float16(6e4), None, None), **c.options)
+    assert np.isinf(out_dot).any()
+
+
+def test_unaligned_arrays_are_read_rightly():
+    c = make(EVERYTHING, Shape((1,), 2, 1, 20, 30, 5, 4))
+
+    def shifted(x: Any) -> Any:
+        if not isinstance(x, np.ndarray):
+            return x
+        raw = np.zeros(x.nbytes + 1, np.uint8)
+        view = raw[1:].view(x.dtype).reshape(x.shape)
+        view[...] = x
+        assert x.itemsize == 1 or not view.flags.aligned
+        return view
+
+    expected = all_passes(c)
+    options = {name: shifted(x) for name, x in c.options.items()}
+    moved = Case(c.shape, options, *map(shifted, (*c.qkv, c.dout, c.dlse, c.dout_dot, c.dlse_dot)), c.t)
+    for name, x in all_passes(moved).items():
+        assert np.array_equal(x, expected[name]), name
 
 
 def test_segments_from_lengths_numbers_the_sequences():

@@ -65,6 +65,9 @@ BAD_OPTIONS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "window float": ({"window": (1.5, 0)}, TypeError, r"window must be an integer"),
     "offset float": ({"offset": 1.5}, TypeError, r"offset must be an integer or an integer array; got 1.5"),
     "offset huge": ({"offset": 2**70}, ValueError, r"offset must be within"),
+    "offset far": ({"offset": np.array([0, 2**62])}, ValueError, r"offset must be within 2\*\*61 of zero"),
+    "offset unsigned": ({"offset": np.array([2**64 - 1], np.uint64)}, ValueError, r"offset must be within"),
+    "scale huge": ({"scale": 10**400}, ValueError, r"scale must be finite"),
     "offset floats": ({"offset": np.ones(2)}, TypeError, r"offset must have an integer dtype; got float64"),
     "offset shape": ({"offset": np.ones(3, int)}, ValueError, r"offset must broadcast to the leading axes.*\(2,\)"),
     "mask floats": ({"mask": np.ones((3, 5))}, TypeError, r"mask must be boolean; got dtype float64.*use bias"),
@@ -127,7 +130,9 @@ def test_bad_options_name_function_option_and_rule(function, options, error, mes
 
 BAD_COTANGENTS: dict[str, tuple[Any, Any, type[Exception], str]] = {
     "neither": (None, None, TypeError, r"dout must be an array where dlse is not given"),
-    "list": (DOUT.tolist(), None, TypeError, r"dout must be an array; got list"),
+    "list": (DOUT.tolist(), None, TypeError, r"dout must be a numpy.ndarray; got list"),
+    "tensor": (torch.tensor(DOUT), None, TypeError, r"dout must be a numpy.ndarray; got Tensor"),
+    "masked": (np.ma.masked_array(DOUT), None, TypeError, r"dout must be a plain numpy.ndarray"),
     "dtype": (DOUT.astype(np.float32), None, TypeError, r"dout must have dtype float64; got float32"),
     "shape": (DOUT[:1], None, ValueError, r"dout must have the shape of out, \(2, 4, 3, 6\); got shape \(1, 4, 3, 6\)"),
     "dlse shape": (DOUT, DOUT, ValueError, r"dlse must have the shape of lse, \(2, 4, 3\)"),
@@ -181,7 +186,7 @@ def test_the_small_functions_check_their_arguments():
         attngrad.softmax_jacobian([1.0])
     with pytest.raises(ValueError, match="softmax_jacobian: scores must have at least 1 axis"):
         attngrad.softmax_jacobian(np.ones(()))
-    with pytest.raises(ValueError, match=r"dropout_mask: dropout must be in \[0, 1\)"):
+    with pytest.raises(ValueError, match=r"dropout_mask: rate must be in \[0, 1\)"):
         attngrad.dropout_mask((2, 3), 1.5, 0)
     with pytest.raises(ValueError, match="dropout_mask: shape must be"):
         attngrad.dropout_mask((3,), 0.5, 0)
@@ -191,6 +196,20 @@ def test_the_small_functions_check_their_arguments():
         attngrad.segments_from_lengths([2, -1])
     with pytest.raises(TypeError, match="segments_from_lengths: lengths must be integers"):
         attngrad.segments_from_lengths([1.5])
+    with pytest.raises(ValueError, match="segments_from_lengths: lengths must be one flat list"):
+        attngrad.segments_from_lengths([[1], [2, 3]])
+    with pytest.raises(TypeError, match="segments_from_lengths: lengths must be integers; got None"):
+        attngrad.segments_from_lengths(None)
+    with pytest.raises(TypeError, match="softmax_jacobian: scores must have a real or complex floating dtype"):
+        attngrad.reference.softmax_jacobian(np.ones(3, int))
+
+
+def test_a_wider_bias_or_sinks_is_refused_too():
+    q, k, v = (x.astype(np.float32) for x in (Q, K, V))
+    for name, x in (("bias", np.zeros((3, 5))), ("sinks", np.zeros(4))):
+        for module in (attngrad, attngrad.reference):
+            with pytest.raises(TypeError, match=f"{name} must have the dtype of q, float32; got float64"):
+                module.attention(q, k, v, **{name: x})
 
 
 def test_the_reference_takes_what_the_kernels_do_not():

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from attngrad import _kernels
+from attngrad._arrays import kind_of
 from attngrad._options import (
     Array,
     Gradients,
@@ -31,7 +32,8 @@ NDArray = npt.NDArray[Any]
 
 
 def _round(x: Array, q: Array) -> NDArray:
-    rounded: NDArray = x.astype(q.dtype, copy=False)
+    with np.errstate(over="ignore"):
+        rounded: NDArray = x.astype(q.dtype, copy=False)
     return rounded
 
 
@@ -67,7 +69,8 @@ def vjp(q: NDArray, k: NDArray, v: NDArray, **options: Unpack[OptionArguments]) 
     """Attention and its pullback, ``grads = pullback(dout, dlse=None)``: reverse mode.
 
     The pullback gives the gradients of <dout, out> + <dlse, lse> as ``Gradients(q, k, v, bias, sinks)``. It may be
-    called more than once; dout may be None where dlse is given. Do not write to q, k, v or bias in between.
+    called more than once; dout may be None where dlse is given. It reads the arrays that were given (q, k, v and those
+    among the options) again: do not write to them in between. Writing to out is harmless.
 
     >>> x = np.eye(2)
     >>> out, pullback = vjp(x, x, x, scale=0.0)
@@ -192,11 +195,14 @@ def segments_from_lengths(lengths: Sequence[int] | NDArray) -> npt.NDArray[np.in
     array([0, 0, 0, 2, 2], dtype=int32)
     """
     name = "segments_from_lengths"
-    array = np.asarray(lengths)
-    if array.size == 0:
+    try:
+        array = np.asarray(lengths)
+    except ValueError:
+        fail(ValueError, name, "lengths", "be one flat list of integers", "a ragged one", "One list a batch row.")
+    if array.ndim == 1 and array.size == 0:
         return np.zeros(0, np.int32)
     if array.dtype.kind not in "iu":
-        fail(TypeError, name, "lengths", "be integers", f"dtype {array.dtype}")
+        fail(TypeError, name, "lengths", "be integers", kind_of(lengths) if array.ndim == 0 else f"dtype {array.dtype}")
     if array.ndim != 1:
         fail(ValueError, name, "lengths", "have 1 axis", f"shape {array.shape}", "One list a batch row.")
     if array.min() < 0:
@@ -213,7 +219,7 @@ def dropout_mask(shape: Sequence[int], rate: float, seed: int) -> npt.NDArray[np
     array([[ True, False,  True,  True, False],
            [False,  True, False,  True,  True]])
     """
-    value, number = check_dropout("dropout_mask", rate, seed)
+    value, number = check_dropout("dropout_mask", rate, seed, name="rate")
     if number is None:
         fail(TypeError, "dropout_mask", "seed", "be an integer", "None")
     try:

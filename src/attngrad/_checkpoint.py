@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -23,20 +24,25 @@ _DTYPES = {"F64": np.dtype(np.float64), "F32": np.dtype(np.float32), "F16": np.d
 
 
 def write(path: FilePath, tensors: Mapping[str, NDArray], config: Mapping[str, object]) -> None:
-    """Write all or nothing: to a temporary file beside ``path``, then rename it over ``path``."""
+    """Write all or nothing: to a temporary file beside ``path``, then rename it over ``path``; errors name ``path``."""
     from safetensors.numpy import save
 
     target = Path(path)
     data = save({name: np.ascontiguousarray(x) for name, x in tensors.items()}, {_KEY: json.dumps(config)})
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}")
+    temporary = target.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
         with temporary.open("xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, target)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        raise OSError(error.errno, error.strerror, os.fspath(path)) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # where the directory is missing, or none, there is nothing to remove
+            temporary.unlink(missing_ok=True)
 
 
 def read(function: str, path: FilePath, kind: str) -> tuple[dict[str, NDArray], dict[str, Any]]:

@@ -84,12 +84,15 @@ def per_query_head(x: Array, group: int) -> Array:
     return x if group == 1 else namespace(x).repeat(x, group, axis=-3)
 
 
-def per_key_head(x: Array, group: int) -> Array:
-    """The transpose of ``per_query_head``: the sum over the query heads of a group."""
-    if group == 1:
+def per_key_head(x: Array, like: Array) -> Array:
+    """The transpose of ``per_query_head``: the sum over the query heads of a group, in the shape of ``like``."""
+    xp = namespace(x)
+    if len(x.shape) == 2 or x.shape[-3] == like.shape[-3]:
         return x
-    grouped = namespace(x).reshape(x, (*x.shape[:-3], int(x.shape[-3]) // group, group, *x.shape[-2:]))
-    return sum_over(grouped, -3)
+    if x.shape[-3] == 0:
+        return xp.zeros_like(like)
+    heads = int(like.shape[-3])
+    return sum_over(xp.reshape(x, (*x.shape[:-3], heads, int(x.shape[-3]) // heads, *x.shape[-2:])), -3)
 
 
 def sink_rows(x: Operands, values: Array | None = None) -> Any:
@@ -123,6 +126,12 @@ def drop(weights: Array, keep: Array | None) -> Array:
 def zero_hidden(x: Array, visible: Array) -> Array:
     """``x`` where visible, else exactly zero, whatever stood there."""
     return namespace(x).where(visible, x, namespace(x).zeros_like(x))
+
+
+def zero_blind(x: Array, visible: Array) -> Array:
+    """``x`` (..., T, features) with the rows of queries that see nothing exactly zero, whatever they hold."""
+    xp = namespace(x)
+    return xp.where(xp.any(visible, axis=-1)[..., None], x, xp.zeros_like(x))
 
 
 def visibility(x: Operands, o: Options) -> Array:

@@ -24,7 +24,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _TYPES = {np.dtype(np.float64): 0, np.dtype(np.float32): 1, FLOAT16: 2, BFLOAT16: 3}
-_LOG2E = 1.0 / math.log(2.0)
 
 choose_isa()
 
@@ -32,8 +31,8 @@ choose_isa()
 class Saved(NamedTuple):
     """What the backward pass needs of the forward: out in the accumulation dtype, and the row statistics.
 
-    The weights are ``exp2(scores * log2(e) - top) * inverse``: a maximum and a sum apart keep digits that the
-    log-sum-exp of large scores would lose.
+    The weights are ``exp(scores - top) * inverse`` (with neither bias nor sinks, top is in units of log2): a maximum
+    and a sum apart keep digits that the log-sum-exp of large scores would lose. A row that sees no key has inverse = 0.
     """
 
     out: Array
@@ -166,7 +165,9 @@ def _segments(x: Operands) -> tuple[Array, Array]:
         for ids in x.segments or ()
     )
     if max(q_ids.itemsize, k_ids.itemsize) >= 4:
-        _, numbers = np.unique(np.concatenate([q_ids.ravel(), k_ids.ravel()]), return_inverse=True)
+        exact = np.result_type(q_ids, k_ids)  # of int64 and uint64 it would be float64
+        both = [ids.ravel().astype(exact if exact.kind in "iu" else object) for ids in (q_ids, k_ids)]
+        _, numbers = np.unique(np.concatenate(both), return_inverse=True)
         q_ids, k_ids = numbers[: q_ids.size].reshape(q_ids.shape), numbers[q_ids.size :].reshape(k_ids.shape)
     return np.ascontiguousarray(q_ids, np.int32), np.ascontiguousarray(k_ids, np.int32)
 
@@ -180,6 +181,7 @@ def _narrow(x: Array, dtype: Any) -> Array:
     """A C-contiguous sum, rounded to ``dtype``."""
     if x.dtype == dtype:
         return x
+    x = np.ascontiguousarray(x)
     out = np.empty(x.shape, dtype)
     _native.narrow(_TYPES[dtype], x, _bits(out))
     return out
@@ -189,18 +191,19 @@ def _bias_gradient(x: Operands, dbias: Array) -> Array:
     bias: Any = x.bias
     if dbias.size != bias.size:  # leading axes that _plane had to expand
         dbias = sum_to(dbias.reshape(*x.q.shape[:-3], *dbias.shape[1:]), bias.shape)
-    return dbias.reshape(bias.shape).astype(bias.dtype, copy=False)
+    return _narrow(dbias.reshape(bias.shape), bias.dtype)
 
 
 def _sinks_gradient(x: Operands, saved: Saved, delta: Array) -> Array:
     """dsigma = - sum_i exp(sigma - lse_i) delta_i (R6)."""
     sinks: Any = x.sinks
-    sigma = _widen(sinks)[..., None] * delta.dtype.type(_LOG2E)
+    sigma = _widen(sinks)[..., None]
     rows = (math.prod(x.q.shape[:-3]), x.heads, delta.shape[-1])
+    top, inverse = saved.top.reshape(rows), saved.inverse.reshape(rows)
     with np.errstate(all="ignore"):
-        sink = np.exp2(sigma - saved.top.reshape(rows)) * saved.inverse.reshape(rows)
-        total = -(sink * delta.reshape(rows)).sum(axis=(0, 2))
-    return total.astype(sinks.dtype, copy=False)
+        share = np.where(inverse == 0, sigma > -np.inf, np.exp(sigma - top) * inverse)  # a row of its sink alone: 1
+        total = -(share * delta.reshape(rows)).sum(axis=(0, 2), dtype=delta.dtype)
+        return total.astype(sinks.dtype, copy=False)
 
 
 # --- dense passes ---------------------------------------------------------------------------------------------------

@@ -57,9 +57,9 @@ def layer_dtype(function: str, dtype: Any) -> np.dtype[Any]:
 
 
 def generator(function: str, rng: Any) -> np.random.Generator:
-    """A NumPy generator from a seed, or as it is."""
-    if isinstance(rng, np.random.Generator):
-        return rng
+    """A NumPy generator: as it is, from a seed, or, where rng is None, from one that the system draws."""
+    if rng is None or isinstance(rng, np.random.Generator):
+        return np.random.default_rng(rng)
     seed = _options.check_integer(function, "rng", rng)
     if seed < 0:
         fail(ValueError, function, "rng", "be a seed >= 0 or a numpy.random.Generator", seed)
@@ -112,6 +112,18 @@ def check_fit(function: str, params: Mapping[str, NDArray], c: Config) -> None:
                 fail(ValueError, function, name, f"have {n} columns", f"shape {params[name].shape}")
     if params["w_o"].shape[0] != inner:
         fail(ValueError, function, "w_o", f"have {inner} rows, as w_q has columns", f"shape {params['w_o'].shape}")
+
+
+def check_params(
+    function: str, params: Mapping[str, NDArray], grads: Mapping[str, NDArray], dtype: np.dtype[Any]
+) -> None:
+    """The parameters are still those of the layer, by name, shape and dtype: their arrays may have been replaced."""
+    if params.keys() != grads.keys():
+        got = ", ".join(map(str, params)) or "none"
+        remedy = "Biases are made with bias=True; one that is missing may be zeros."
+        fail(ValueError, function, "params", f"have the names of grads, {', '.join(map(str, grads))}", got, remedy)
+    for name, g in grads.items():
+        check_like(function, f"params[{name!r}]", params[name], g.shape, dtype, "the layer")
 
 
 def check_call(

@@ -16,7 +16,16 @@ from typing import Any, NamedTuple, NoReturn, TypedDict, cast
 
 import numpy as np
 
-from attngrad._arrays import ACCUMULATE, KERNEL_DTYPES, is_array, is_boolean, is_floating, is_integer, kind_of
+from attngrad._arrays import (
+    ACCUMULATE,
+    KERNEL_DTYPES,
+    is_array,
+    is_boolean,
+    is_floating,
+    is_integer,
+    kind_of,
+    namespace,
+)
 
 Array = Any
 """An array of NumPy or of any array-API namespace."""
@@ -146,7 +155,11 @@ def _broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
 
 def _check_broadcast(function: str, name: str, x: Array, target: tuple[int, ...], what: str) -> None:
     if not _broadcasts(tuple(x.shape), target):
-        fail(ValueError, function, name, f"broadcast to {what} = {target}", _shape(x))
+        remedy = "Axes are matched from the last; each is 1 or as long."
+        fail(ValueError, function, name, f"broadcast to {what} = {target}", _shape(x), remedy)
+
+
+_LAYOUT = "Axes are (..., heads, tokens, features)."
 
 
 @lru_cache(maxsize=256)
@@ -171,16 +184,16 @@ def _check_qkv(function: str, q: Array, k: Array, v: Array, kernels: bool) -> No
             rule = f"have as many axes as q and its leading axes {qs[:-3]}"
             fail(ValueError, function, name, rule, f"shape {shape} beside q of {qs}", "Leading axes do not broadcast.")
     if ks[-1] != qs[-1]:
-        fail(ValueError, function, "k", f"have {qs[-1]} features (axis -1), like q", f"shape {ks}")
+        fail(ValueError, function, "k", f"have {qs[-1]} features (axis -1), like q", f"shape {ks}", _LAYOUT)
     if vs[-2] != ks[-2]:
-        fail(ValueError, function, "v", f"have {ks[-2]} tokens (axis -2), like k", f"shape {vs}")
+        fail(ValueError, function, "v", f"have {ks[-2]} tokens (axis -2), like k", f"shape {vs}", _LAYOUT)
     if len(qs) > 2:
         hq, hk = qs[-3], ks[-3]
         if hk != hq and (hk == 0 or hq % hk):
             rule = f"have {hq} or a divisor of {hq} heads (axis -3), like q"
             fail(ValueError, function, "k", rule, hk, "Repeat or regroup the key heads.")
         if vs[-3] != hk:
-            fail(ValueError, function, "v", f"have {hk} heads (axis -3), like k", vs[-3])
+            fail(ValueError, function, "v", f"have {hk} heads (axis -3), like k", vs[-3], _LAYOUT)
 
 
 def _plainly_fit(q: Array, k: Array, v: Array) -> bool:
@@ -226,7 +239,10 @@ def check_integer(function: str, name: str, x: object) -> int:
 def check_real(function: str, name: str, x: object) -> float:
     """``x`` as a float, if it is a finite real number."""
     if isinstance(x, (Real, np.floating)) and not isinstance(x, (bool, np.bool_)):
-        value = float(x)
+        try:
+            value = float(x)
+        except OverflowError:
+            value = math.inf
         if math.isfinite(value):
             return value
         fail(ValueError, function, name, "be finite", value)
@@ -256,11 +272,11 @@ def _window(function: str, window: object) -> tuple[int | None, int | None] | No
     return None if sides == [None, None] else (sides[0], sides[1])
 
 
-def check_dropout(function: str, rate: object, seed: object) -> tuple[float, int | None]:
-    """The dropout rate and the 64-bit seed, checked."""
-    value = check_real(function, "dropout", rate)
+def check_dropout(function: str, rate: object, seed: object, name: str = "dropout") -> tuple[float, int | None]:
+    """The dropout rate and the 64-bit seed, checked; ``name`` is what the function calls the rate."""
+    value = check_real(function, name, rate)
     if not 0.0 <= value < 1.0:
-        fail(ValueError, function, "dropout", "be in [0, 1)", value)
+        fail(ValueError, function, name, "be in [0, 1)", value)
     if seed is None:
         if value > 0.0:
             rule = "be given where dropout is"
@@ -284,6 +300,11 @@ def _check_offset(function: str, offset: object, leading: tuple[int, ...]) -> Ar
     if not is_integer(array):
         fail(TypeError, function, "offset", "have an integer dtype", array.dtype)
     _check_broadcast(function, "offset", array, leading, "the leading axes of q")
+    if math.prod(array.shape):
+        xp = namespace(array)
+        low, high = int(xp.min(array)), int(xp.max(array))
+        if low <= -_FAR or high >= _FAR:
+            fail(ValueError, function, "offset", "be within 2**61 of zero", low if low <= -_FAR else high)
     return array
 
 
@@ -300,7 +321,7 @@ def _check_additive(function: str, name: str, array: object, q: Array) -> None:
     """bias and sinks: of q's dtype or, beside 16-bit inputs, float32."""
     check_array(function, name, array)
     dtype = cast(Array, array).dtype
-    if dtype != q.dtype and not (isinstance(q, np.ndarray) and dtype == ACCUMULATE.get(q.dtype)):
+    if dtype != q.dtype and not (isinstance(q, np.ndarray) and dtype == ACCUMULATE.get(q.dtype, q.dtype)):
         also = " or float32" if isinstance(q, np.ndarray) and q.dtype in ACCUMULATE else ""
         fail(TypeError, function, name, f"have the dtype of q, {q.dtype}{also}", dtype, "Cast it with astype.")
 
@@ -408,7 +429,9 @@ def require_numpy(function: str, **arrays: object) -> None:
 # --- tangents and cotangents ----------------------------------------------------------------------------------------
 
 
-def bind_tangents(function: str, x: Operands, tangents: object, bias_dot: object, sinks_dot: object) -> Tangents:
+def bind_tangents(
+    function: str, x: Operands, tangents: object, bias_dot: object, sinks_dot: object, *, kernels: bool = True
+) -> Tangents:
     """The tangents of (q, k, v), bias and sinks: each None, or of its input's shape and dtype."""
     if not isinstance(tangents, (tuple, list)):
         fail(TypeError, function, "tangents", "be (q_dot, k_dot, v_dot), None for zero", kind_of(tangents))
@@ -422,6 +445,8 @@ def bind_tangents(function: str, x: Operands, tangents: object, bias_dot: object
             continue
         if primal is None:
             raise ValueError(f"{function}: {name}_dot was given without {name}. Pass {name}= as well.")
+        if kernels:
+            require_numpy(function, **{f"{name}_dot": t})
         check_like(function, f"{name}_dot", t, primal.shape, primal.dtype, name)
     return given
 
@@ -440,6 +465,8 @@ def check_cotangents(
 ) -> None:
     """dout of out's shape and q's dtype, dlse of lse's shape and dtype; either may be None."""
     lse_dtype = ACCUMULATE.get(x.q.dtype, x.q.dtype) if kernels else x.q.dtype
+    if kernels:
+        require_numpy(function, **{f"{n}{suffix}": c for n, c in (("dout", dout), ("dlse", dlse)) if c is not None})
     if dout is not None:
         check_like(function, f"dout{suffix}", dout, x.out_shape, x.q.dtype, "out")
     if dlse is not None:

@@ -36,6 +36,7 @@ from attngrad._dense import (
     sum_to,
     transpose,
     visibility,
+    zero_blind,
     zero_hidden,
     zeros_if_none,
 )
@@ -50,8 +51,8 @@ from attngrad._options import (
     bind,
     bind_primals,
     bind_tangents,
-    check_array,
     check_cotangents,
+    check_floating,
     check_wrt,
     fail,
     refuse_lse,
@@ -195,6 +196,7 @@ def backward(x: Operands, o: Options, f: Forward, dout: Array, dlse: Array | Non
     dk and dv are summed over the query heads of a group.
     """
     k, v = per_query_head(x.k, x.group), per_query_head(x.v, x.group)
+    q, dout = zero_blind(x.q, f.visible), zero_blind(dout, f.visible)
     scale = scalar(o.scale, x.q)
 
     # out = (p o M) v
@@ -208,11 +210,11 @@ def backward(x: Operands, o: Options, f: Forward, dout: Array, dlse: Array | Non
     # scores = cap(z) + bias
     dbias = None if x.bias is None else cast(sum_to(ds, x.bias.shape), x.bias)  # (R5)
     dsigma = None if x.sinks is None else sum_sinks(x, -(f.sink * delta))  # (R6)
-    dz = ds * SoftCap(o.softcap).first(f.z)  # (R7)
+    dz = zero_hidden(ds * SoftCap(o.softcap).first(f.z), f.visible)  # (R7)
     # z = scale * q k^T
     dq = scale * matmul(dz, k)  # (R8)
-    dk = scale * matmul(transpose(dz), x.q)  # (R9)
-    grads = Gradients(dq, per_key_head(dk, x.group), per_key_head(dv, x.group), dbias, dsigma)
+    dk = scale * matmul(transpose(dz), q)  # (R9)
+    grads = Gradients(dq, per_key_head(dk, x.k), per_key_head(dv, x.v), dbias, dsigma)
     return Backward(dp, delta, ds, dz, grads)
 
 
@@ -296,11 +298,11 @@ def backward_tangent(
         dsigma_dot = - sum_i exp(sigma - lse_i) ((sigma_dot - lse_dot_i) delta_i + delta_dot_i)   (H9)
     """
     t = fill_zeros(x, t)
-    xp = namespace(x.q)
     k, v = per_query_head(x.k, x.group), per_query_head(x.v, x.group)
     k_dot, v_dot = per_query_head(t.k, x.group), per_query_head(t.v, x.group)
     scale, cap = scalar(o.scale, x.q), SoftCap(o.softcap)
-    dout_dot = xp.zeros_like(dout) if dout_dot is None else dout_dot
+    q, q_dot = zero_blind(x.q, f.visible), zero_blind(t.q, f.visible)
+    dout, dout_dot = zero_blind(dout, f.visible), zero_blind(zeros_if_none(dout_dot, dout), f.visible)
 
     delta_dot = rowsum(dout_dot * f.out + dout * ft.out_dot)  # (H1)
     if dlse_dot is not None:
@@ -309,8 +311,9 @@ def backward_tangent(
     ds_dot = ft.weights_dot * (b.dweights - b.delta[..., None]) + f.weights * (dp_dot - delta_dot[..., None])  # (H3)
     ds_dot = zero_hidden(ds_dot, f.visible)
     dz_dot = ds_dot * cap.first(f.z) + b.dscores * cap.second(f.z) * ft.z_dot  # (H4)
+    dz_dot = zero_hidden(dz_dot, f.visible)
     dq_dot = scale * (matmul(dz_dot, k) + matmul(b.dz, k_dot))  # (H5)
-    dk_dot = scale * (matmul(transpose(dz_dot), x.q) + matmul(transpose(b.dz), t.q))  # (H6)
+    dk_dot = scale * (matmul(transpose(dz_dot), q) + matmul(transpose(b.dz), q_dot))  # (H6)
     dv_dot = matmul(transpose(drop(ft.weights_dot, f.keep)), dout)  # (H7)
     dv_dot = dv_dot + matmul(transpose(drop(f.weights, f.keep)), dout_dot)
     dbias_dot = None if x.bias is None else cast(sum_to(ds_dot, x.bias.shape), x.bias)  # (H8)
@@ -318,7 +321,7 @@ def backward_tangent(
     if x.sinks is not None:
         shift = -ft.lse_dot if t.sinks is None else sink_rows(x, t.sinks) - ft.lse_dot
         dsigma_dot = sum_sinks(x, -(f.sink * (shift * b.delta + delta_dot)))
-    grads = Gradients(dq_dot, per_key_head(dk_dot, x.group), per_key_head(dv_dot, x.group), dbias_dot, dsigma_dot)
+    grads = Gradients(dq_dot, per_key_head(dk_dot, x.k), per_key_head(dv_dot, x.v), dbias_dot, dsigma_dot)
     return BackwardTangent(dp_dot, delta_dot, ds_dot, dz_dot, grads)
 
 
@@ -361,7 +364,7 @@ def jvp(
 ) -> tuple[Any, Any]:
     """``attngrad.jvp``, dense, on any array: ``out, out_dot``."""
     x, o, return_lse = bind("jvp", *bind_primals("jvp", primals), options, kernels=False)
-    t = bind_tangents("jvp", x, tangents, bias_dot, sinks_dot)
+    t = bind_tangents("jvp", x, tangents, bias_dot, sinks_dot, kernels=False)
     f = forward(x, o)
     ft = forward_tangent(x, o, f, t)
     return ((f.out, f.lse), (ft.out_dot, ft.lse_dot)) if return_lse else (f.out, ft.out_dot)
@@ -382,7 +385,7 @@ def hvp(
     """``attngrad.hvp``, dense, on any array: ``grads, grads_dot``."""
     x, o, return_lse = bind("hvp", *bind_primals("hvp", primals), options, kernels=False)
     refuse_lse("hvp", return_lse)
-    t = bind_tangents("hvp", x, tangents, bias_dot, sinks_dot)
+    t = bind_tangents("hvp", x, tangents, bias_dot, sinks_dot, kernels=False)
     require_cotangent("hvp", dout, dlse)
     check_cotangents("hvp", x, dout, dlse, kernels=False)
     check_cotangents("hvp", x, dout_dot, dlse_dot, "_dot", kernels=False)
@@ -408,7 +411,7 @@ def softmax_jacobian(scores: Array) -> Array:
     array([[ 0.25, -0.25],
            [-0.25,  0.25]])
     """
-    check_array("softmax_jacobian", "scores", scores)
+    check_floating("softmax_jacobian", "scores", scores, kernels=False)
     if len(scores.shape) == 0:
         fail(ValueError, "softmax_jacobian", "scores", "have at least 1 axis", "a 0-d array")
     xp = namespace(scores)
@@ -443,6 +446,8 @@ def dense_jacobian(x: Operands, o: Options, wrt: str) -> Array:
     q, k, v, argument = x.q, x.k, x.v, getattr(x, wrt)
     xp = namespace(q)
     f = forward(x, o)
+    if x.heads == 0:
+        return xp.zeros((*f.out.shape, *argument.shape), dtype=q.dtype)
     # Flatten the leading axes and heads into n, and let `reads` say which key head m each n reads.
     (t, s), e_ = x.scores_shape[-2:], int(v.shape[-1])
     n = math.prod(x.scores_shape[:-2])

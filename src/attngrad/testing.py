@@ -21,28 +21,37 @@ _STEP = 1e-30
 _INPUTS = Gradients._fields
 
 
+def _same_shape(function: str, a: NDArray, b: NDArray) -> None:
+    if np.shape(a) != np.shape(b):
+        raise ValueError(f"{function}: shapes differ: {np.shape(a)} and {np.shape(b)}.")
+
+
 def relative_error(actual: NDArray, expected: NDArray) -> float:
     """max |actual - expected| / max |expected|, or the plain difference where everything expected is zero.
+
+    Infinite where either has NaN.
 
     >>> relative_error(np.array([1.0, 2.2]), np.array([1.0, 2.0]))
     0.10000000000000009
     """
-    if np.shape(actual) != np.shape(expected):
-        raise ValueError(f"relative_error: shapes differ: {np.shape(actual)} and {np.shape(expected)}.")
+    _same_shape("relative_error", actual, expected)
     if actual.size == 0:
         return 0.0
     wide = np.result_type(actual.dtype if actual.dtype.kind in "fc" else np.float64, np.float64)
     a, b = actual.astype(wide), expected.astype(wide)
     largest = np.max(np.abs(b))
-    return float(np.max(np.abs(a - b)) / (largest if largest > 0 else 1.0))
+    error = float(np.max(np.abs(a - b)) / (largest if largest > 0 else 1.0))
+    return float("inf") if np.isnan(error) else error
 
 
 def rms_error(actual: NDArray, expected: NDArray) -> float:
-    """sqrt(mean((actual - expected)^2)), in longdouble."""
+    """sqrt(mean((actual - expected)^2)), in longdouble; infinite where either has NaN."""
+    _same_shape("rms_error", actual, expected)
     if actual.size == 0:
         return 0.0
     difference = actual.astype(np.longdouble) - expected.astype(np.longdouble)
-    return float(np.sqrt(np.mean(difference * difference)))
+    error = float(np.sqrt(np.mean(difference * difference)))
+    return float("inf") if np.isnan(error) else error
 
 
 def rounding_bound(naive: NDArray, truth: NDArray, eps: float) -> float:
@@ -82,16 +91,18 @@ def _gather(
     return inputs, rest
 
 
-def complex_step_jvp(q: NDArray, k: NDArray, v: NDArray, t: Tangents, **options: Any) -> tuple[NDArray, NDArray]:
+def complex_step_jvp(
+    q: NDArray, k: NDArray, v: NDArray, t: Tangents | tuple[Any, ...], **options: Any
+) -> tuple[NDArray, NDArray]:
     """``out_dot, lse_dot`` along ``t``, from the forward pass alone."""
     inputs, rest = _gather(q, k, v, options)
-    qkv, moved = _split(_perturbed(inputs, t._asdict()), rest | {"return_lse": True})
+    qkv, moved = _split(_perturbed(inputs, Tangents(*t)._asdict()), rest | {"return_lse": True})
     out, lse = reference.attention(*qkv, **moved)
     return out.imag / _STEP, lse.imag / _STEP
 
 
 def complex_step_vjp(
-    q: NDArray, k: NDArray, v: NDArray, dout: NDArray, dlse: NDArray | None = None, **options: Any
+    q: NDArray, k: NDArray, v: NDArray, dout: NDArray | None, dlse: NDArray | None = None, **options: Any
 ) -> Gradients:
     """The gradient of <dout, out> + <dlse, lse>, coordinate by coordinate, from the forward pass alone."""
     inputs, rest = _gather(q, k, v, options)
@@ -103,7 +114,7 @@ def complex_step_vjp(
             one[index] = 1.0
             qkv, moved = _split(_perturbed(inputs, {name: one}), rest | {"return_lse": True})
             out, lse = reference.attention(*qkv, **moved)
-            value = np.sum(dout * out.imag)
+            value = 0.0 if dout is None else np.sum(dout * out.imag)
             if dlse is not None:
                 value += np.sum(dlse * lse.imag)
             gradient[index] = value / _STEP
@@ -115,7 +126,7 @@ def complex_step_hvp(
     q: NDArray,
     k: NDArray,
     v: NDArray,
-    t: Tangents,
+    t: Tangents | tuple[Any, ...],
     dout: NDArray,
     dout_dot: NDArray | None = None,
     dlse: NDArray | None = None,
@@ -124,7 +135,7 @@ def complex_step_hvp(
 ) -> Gradients:
     """``grads_dot`` along ``t``, dout_dot and dlse_dot, from the backward pass of the reference."""
     inputs, rest = _gather(q, k, v, options)
-    qkv, moved = _split(_perturbed(inputs, t._asdict()), rest)
+    qkv, moved = _split(_perturbed(inputs, Tangents(*t)._asdict()), rest)
     cotangents = _perturbed({"dout": dout}, {"dout": dout_dot})
     if dlse is not None:
         cotangents |= _perturbed({"dlse": dlse}, {"dlse": dlse_dot})
