@@ -10,7 +10,8 @@ namespace attngrad::ATTNGRAD_ISA {
 template <class S>
 inline void any_forward(const Problem& p, const ForwardResult& r, Team& team) {
     if (p.B * p.Hq * p.T == 0) return;
-    if (few_queries<Compute<S>>(p)) return decode<S>(p, r, team);
+    // A backward pass will rebuild the scores with queries in the lanes: its forward must round them alike.
+    if (few_queries<Compute<S>>(p) && !r.top) return decode<S>(p, r, team);
     forward<S>(p, r, team);
 }
 

@@ -152,9 +152,9 @@ public:
     template <bool want_slope>
     ATTNGRAD_INLINE Vec<T> apply(Vec<T> x, long k, int lane, Vec<T>* slope = nullptr) const {
         if (p_.softcap > 0) {
-            const Vec<T> t = tanh<T>(x);
-            if constexpr (want_slope) *slope = static_cast<T>(1) - t * t;
-            x = t * cap_;
+            const Tanh<T> t = tanh<T>(x);
+            if constexpr (want_slope) *slope = t.slope;
+            x = t.value * cap_;
         }
         const long at = (k - k0_) * block<T> + lane;
         if (bias_) x += load<T>(bias_ + at);

@@ -137,16 +137,22 @@ ATTNGRAD_INLINE Vec<T> exp2(Vec<T> x) {
     return y;
 }
 
-// tanh(x) = m / (m + 2), m = exp(2x) - 1 = 2^n q + (2^n - 1): no cancellation at 0.
+// tanh(x) and its slope 1 - tanh(x)^2, neither by a difference that cancels: with m = exp(2|x|) - 1 = 2^n q + (2^n - 1),
+// |tanh| = m / (m + 2) and the slope is 4 (m + 1) / (m + 2)^2.
 template <class T>
-ATTNGRAD_INLINE Vec<T> tanh(Vec<T> x) {
+struct Tanh {
+    Vec<T> value, slope;
+};
+template <class T>
+ATTNGRAD_INLINE Tanh<T> tanh(Vec<T> x) {
     constexpr T two_log2e = static_cast<T>(2.88539008177792681471984936200378427L);
-    const Vec<T> limit = broadcast<T>(static_cast<T>(20));  // tanh is 1 to the last digit from 19.1 on
-    Vec<T> y = x > limit ? limit : x;
-    y = y < -limit ? -limit : y;
+    const Vec<T> limit = broadcast<T>(sizeof(T) == 4 ? 43 : 350);  // exp(2 limit) is in range; the slope there is 0
+    Vec<T> y = x < Vec<T>{} ? -x : x;
+    y = y > limit ? limit : y;
     const Split<T> e = split_exp2<T>(y * two_log2e);
-    const Vec<T> m = e.power * e.q + (e.power - static_cast<T>(1));
-    return m / (m + static_cast<T>(2));
+    const Vec<T> m = e.power * e.q + (e.power - static_cast<T>(1)), u = static_cast<T>(1) / (m + static_cast<T>(2));
+    const Vec<T> t = m * u;
+    return {x < Vec<T>{} ? -t : t, static_cast<T>(4) * ((m + static_cast<T>(1)) * u) * u};
 }
 
 }  // namespace attngrad::ATTNGRAD_ISA

@@ -93,6 +93,19 @@ def test_large_logits_and_values_with_a_mean_keep_the_rounding_bound(names, dtyp
     assert_within_the_rounding_bound(c.cast(dtype), dtype)
 
 
+@pytest.mark.parametrize("names", [(), ("causal ragged", "sinks"), ("bias", "masked rows")], ids=label)
+def test_few_queries_with_large_logits_keep_the_rounding_bound(isa, names):
+    c = make(names, Shape((2,), 4, 2, 2, 300, 16, 16))
+    c.q = c.q * 300.0
+    c.v = c.v + 100.0
+    assert_within_the_rounding_bound(c.cast(np.float32), np.float32)
+    out, lse = attngrad.attention(*c.qkv, return_lse=True, **c.options)  # the decoding path
+    expected, expected_lse = reference.attention(*c.qkv, return_lse=True, **c.options)
+    finite = np.isfinite(expected_lse)
+    assert relative_error(out, expected) < 1e-12
+    assert relative_error(lse[finite], expected_lse[finite]) < 1e-12
+
+
 @pytest.mark.parametrize("d", [1, 3, 8, 17, 33, 80, 257, 512])
 def test_any_number_of_features(isa, d):
     e = {1: 5, 3: 1, 17: 16, 512: 31}.get(d, d)
@@ -109,7 +122,15 @@ def test_sizes_around_the_tiles(t, s, names):
 @pytest.mark.parametrize("t", [1, 3, 5])
 @pytest.mark.parametrize("names", [(), ("causal ragged", "sinks"), EVERYTHING], ids=label)
 def test_few_queries_of_many_heads_against_many_keys(isa, t, names):
-    assert_equal_to_the_reference(make(names, Shape((2,), 8, 2, t, 700, 16, 8)))
+    c = make(names, Shape((2,), 8, 2, t, 3300, 16, 7))
+    assert_equal_to_the_reference(c)
+    for x in (c, c.cast(np.float32)):
+        out, lse = attngrad.attention(*x.qkv, return_lse=True, **x.options)  # the decoding path
+        expected, expected_lse = reference.attention(*c.qkv, return_lse=True, **c.options)
+        finite = np.isfinite(expected_lse)
+        tolerance = 1e-12 if x is c else 1e-5
+        assert relative_error(out, expected) < tolerance
+        assert relative_error(lse[finite], expected_lse[finite]) < tolerance
 
 
 BIAS_SHAPES = [
