@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import ml_dtypes
@@ -29,9 +30,11 @@ def worst(actual: dict[str, Any], expected: dict[str, Any]) -> float:
     """The largest error of all arrays, each relative to its largest entry; both must have the same names and shapes.
 
     An array that should be zero (the gradient of b_k is, without rope: it moves a row of scores as one) is held against
-    a thousandth of the largest entry of all.
+    a thousandth of the largest entry of all. A NaN on either side is an infinite error.
     """
     assert {name: a.shape for name, a in actual.items()} == {name: b.shape for name, b in expected.items()}
-    largest = {name: np.max(np.abs(b), initial=0.0) for name, b in expected.items()}
+    largest = {name: float(np.max(np.abs(b), initial=0.0)) for name, b in expected.items()}
     least = 1e-3 * (max(largest.values()) or 1.0)
-    return max(np.max(np.abs(actual[n] - b), initial=0.0) / max(largest[n], least) for n, b in expected.items())
+    errors = [np.max(np.abs(actual[n] - b), initial=0.0) / max(largest[n], least) for n, b in expected.items()]
+    greatest = float(np.max(errors))  # unlike Python's max, it does not lose a NaN
+    return math.inf if math.isnan(greatest) else greatest

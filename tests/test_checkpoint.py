@@ -67,6 +67,24 @@ def test_save_replaces_the_file_whole_or_not_at_all(tmp_path, monkeypatch):
     assert path.read_bytes() != before
 
 
+@pytest.mark.parametrize("place", ["missing/layer", "file/layer", "folder"])
+def test_where_nothing_can_be_written_the_error_names_the_path_that_was_given(tmp_path, place, monkeypatch):
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(OSError, match=rf": '{place}'$") as caught:
+        MultiHeadAttention(8, 2).save(place)
+    assert caught.value.filename == place
+    assert isinstance(caught.value, FileNotFoundError) == place.startswith("missing")
+    assert sorted(os.listdir(tmp_path)) == ["file", "folder"]
+
+
+def test_a_name_may_be_as_long_as_the_file_system_takes(tmp_path):
+    path = tmp_path / ("x" * 255)
+    MultiHeadAttention(8, 2).save(path)
+    assert MultiHeadAttention.load(path).d_model == 8
+
+
 def write_foreign(path: Any, tensors: dict[str, Any], config: Any) -> None:
     save_file(tensors, path, None if config is None else {"attngrad": config})
 

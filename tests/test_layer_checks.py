@@ -35,6 +35,16 @@ def test_the_same_rng_gives_the_same_layer_and_a_generator_goes_on():
     assert not np.array_equal(params(rng), params(rng))
 
 
+def test_without_a_seed_every_layer_is_another():
+    first, second = (MultiHeadAttention(8, 2, rng=None).params for _ in range(2))
+    assert not np.array_equal(first["w_o"], second["w_o"])
+
+
+def test_bias_may_be_a_numpy_bool():
+    assert "b_q" in MultiHeadAttention(8, 2, bias=np.True_).params
+    assert "b_q" not in MultiHeadAttention(8, 2, bias=np.False_).params
+
+
 X = np.ones((2, 3, 8), np.float32)
 
 
@@ -63,7 +73,7 @@ ERRORS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "dtype kind": (build(8, 2, dtype="real"), TypeError, "dtype must be float64"),
     "dtype order": (build(8, 2, dtype=">f4"), TypeError, "dtype must be float64"),
     "rng": (build(8, 2, rng=-1), ValueError, "rng must be a seed >= 0"),
-    "rng kind": (build(8, 2, rng=None), TypeError, "rng must be an integer; got None"),
+    "rng kind": (build(8, 2, rng="a"), TypeError, "rng must be an integer; got 'a' (str)"),
     "query": (call(None), TypeError, "MultiHeadAttention: query must be a numpy.ndarray; got None"),
     "list": (call([[1.0] * 8]), TypeError, "query must be a numpy.ndarray; got list"),
     "tensor": (call(torch.ones(3, 8)), TypeError, "query must be a numpy.ndarray; got Tensor"),
@@ -105,6 +115,38 @@ def test_a_parameter_replaced_by_a_wrong_one_is_named():
     layer.params["w_k"] = np.ones((8, 6), np.float32)
     with pytest.raises(ValueError, match=r"params\['w_k'\] must have the shape of the layer, \(8, 8\)"):
         layer(X)
+
+
+@pytest.mark.parametrize("name", ["b_q", "w_x"])
+def test_a_parameter_that_the_layer_has_not_is_named_and_nothing_is_computed(name, tmp_path):
+    layer = MultiHeadAttention(8, 2)
+    layer.params[name] = np.ones(8, np.float32)
+    calls = {
+        "": lambda: layer(X),
+        ".jvp": lambda: layer.jvp((X,), (X,)),
+        ".save": lambda: layer.save(tmp_path / "x"),
+        ".to_torch": layer.to_torch,
+    }
+    for function, wrong in calls.items():
+        with pytest.raises(ValueError, match="params must have the names of grads, w_q, w_k, w_v, w_o; got") as caught:
+            wrong()
+        assert str(caught.value).startswith(f"MultiHeadAttention{function}: ")
+        assert f"w_o, {name}. Biases are made with bias=True" in str(caught.value)
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_parameter_that_is_gone_is_named():
+    layer = MultiHeadAttention(8, 2, bias=True)
+    del layer.params["b_q"]
+    with pytest.raises(ValueError, match=r"params must have the names of grads, w_q, .* b_o; got w_q, .* b_o"):
+        layer(X)
+
+
+def test_repr_tells_the_widths_of_key_and_value_where_they_are_others():
+    module = torch.nn.MultiheadAttention(8, 2, kdim=6, vdim=10)
+    layer = MultiHeadAttention.from_torch(module.state_dict(), 2)
+    assert repr(layer).endswith("dtype=float32, kdim=6, vdim=10)")
+    assert (layer.d_model, layer.kdim, layer.vdim) == (8, 6, 10)
 
 
 def test_repr_tells_the_configuration():

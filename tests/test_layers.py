@@ -22,6 +22,14 @@ def test_worst_sees_one_wrong_gradient_among_right_ones():
     assert worst({**right, "b": np.array([1.0, 1.0 + 1e-8])}, right) > EXACT
 
 
+@pytest.mark.parametrize("name", ["a", "b", "c"])
+def test_worst_sees_a_nan_wherever_it_stands(name):
+    right = {"a": np.ones(3), "b": np.ones(2), "c": np.ones(2)}
+    wrong = {**right, name: np.array([1.0, np.nan, 1.0][: right[name].size])}
+    assert worst(wrong, right) == np.inf
+    assert worst(right, wrong) == np.inf
+
+
 # --- torch.nn.MultiheadAttention -------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -89,6 +91,32 @@ def test_backward_before_forward_or_after_a_failed_one_says_what_to_do():
         layer(x, casual=True)
     with pytest.raises(RuntimeError, match="Call the layer first"):
         layer.backward(x)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("copied", [lambda x: pickle.loads(pickle.dumps(x)), copy.deepcopy], ids=["pickle", "deepcopy"])  # noqa: S301
+def test_a_copy_computes_as_the_layer_and_has_not_seen_its_last_forward(dtype, copied):
+    layer = randomise(MultiHeadAttention(8, 4, 2, bias=True, rope=10.0, dtype=dtype))
+    x = np.random.default_rng(0).standard_normal((2, 3, 8)).astype(dtype)
+    layer(x)
+    dx = layer.backward(x)
+    other = copied(layer)
+    with pytest.raises(RuntimeError, match="Call the layer first"):
+        other.backward(x)
+    assert repr(other) == repr(layer)
+    assert all(np.array_equal(other.grads[name], g) for name, g in layer.grads.items())
+    assert np.array_equal(other(x), layer(x))
+    assert np.array_equal(other.backward(x), dx)
+    other.params["w_q"][...] = 0.0
+    assert layer.params["w_q"].any()
+
+
+def test_a_copy_leaves_the_layer_its_last_forward():
+    layer = MultiHeadAttention(8, 2)
+    x = np.ones((3, 8), np.float32)
+    layer(x)
+    pickle.dumps(layer)
+    assert layer.backward(x).shape == x.shape
 
 
 def test_a_wrong_dy_leaves_the_gradients_as_they_are():

@@ -127,6 +127,30 @@ BAD_GRADS: dict[str, tuple[Any, type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("kind", [SGD, Adam])
+@pytest.mark.parametrize(
+    ("dtype", "taken"),
+    [
+        (np.float64, {np.float64}),
+        (np.float32, {np.float32}),
+        (np.float16, {np.float16, np.float32}),
+        (ml_dtypes.bfloat16, {ml_dtypes.bfloat16, np.float32}),
+    ],
+)
+def test_gradients_have_the_dtype_of_the_parameter_or_float32_beside_sixteen_bits(kind, dtype, taken):
+    for other in (np.float64, np.float32, np.float16, ml_dtypes.bfloat16):
+        p = {"w": np.ones(2, dtype)}
+        optimizer, grads = kind(p, lr=0.5), {"w": np.ones(2, other)}
+        if other in taken:
+            optimizer.step(grads)
+            assert not np.array_equal(p["w"], np.ones(2))
+            continue
+        rule = f"have the dtype of the parameter, {np.dtype(dtype)}{', or float32' if dtype in SIXTEEN else ''}; got"
+        with pytest.raises(TypeError, match=rule):
+            optimizer.step(grads)
+        assert np.array_equal(p["w"], np.ones(2))
+
+
+@pytest.mark.parametrize("kind", [SGD, Adam])
 @pytest.mark.parametrize(("grads", "error", "message"), BAD_GRADS.values(), ids=BAD_GRADS.keys())
 def test_wrong_gradients_are_named_and_change_nothing(kind, grads, error, message):
     p, fresh = start(), start()
@@ -165,6 +189,11 @@ BAD_SETTINGS: dict[str, tuple[Any, type[Exception], str]] = {
     "growth": (lambda: LossScaler(growth=0.5), ValueError, "growth must be >= 1"),
     "backoff": (lambda: LossScaler(backoff=1.0), ValueError, "backoff must be in (0, 1)"),
     "interval": (lambda: LossScaler(interval=0), ValueError, "interval must be positive"),
+    "optimizer": (
+        lambda: LossScaler().step(None, P),
+        TypeError,
+        "LossScaler.step: optimizer must be an optimiser, with a method step(grads); got None. Pass SGD(...)",
+    ),
 }
 
 
@@ -217,6 +246,14 @@ def test_a_norm_that_is_not_finite_leaves_the_gradients_alone(bad):
     assert not math.isfinite(clip_by_global_norm(g, 1.0))
     assert np.array_equal(g["a"], [1.0, bad], equal_nan=True)
     assert np.array_equal(g["b"], [7.0, 7.0, 7.0])
+
+
+def test_a_read_only_gradient_is_named_before_any_is_scaled_and_may_be_measured():
+    g = {"a": np.full(3, 7.0), "b": frozen()}
+    with pytest.raises(ValueError, match=r"clip_by_global_norm: grads\['b'\] must be writable; got a read-only array"):
+        clip_by_global_norm(g, 1.0)
+    assert np.array_equal(g["a"], [7.0, 7.0, 7.0])
+    assert clip_by_global_norm(g, math.inf) == pytest.approx(math.sqrt(150.0))
 
 
 def test_no_gradients_have_norm_zero():

@@ -15,6 +15,16 @@ class _Commands(click.Group):
             raise click.ClickException(str(error)) from error
 
 
+_seed = click.option(
+    "--seed",
+    type=click.IntRange(0, 2**64 - 1),
+    metavar="N",
+    default=0,
+    show_default=True,
+    help="Seed of the random inputs.",
+)
+
+
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="attngrad")
 def main() -> None:
@@ -25,7 +35,7 @@ def main() -> None:
 
 
 @main.command()
-@click.option("--seed", default=0, show_default=True, help="Seed of the random inputs.")
+@_seed
 def demo(seed: int) -> None:
     """Work through one backward pass, check every derivative, and print the errata."""
     from rich.console import Console
@@ -43,7 +53,7 @@ def demo(seed: int) -> None:
 @main.command()
 @click.option("--document", type=click.Choice(["000", "001", "002", "003"]), help="Only this document.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--seed", default=0, show_default=True, help="Seed of the random inputs.")
+@_seed
 def errata(document: str | None, as_json: bool, seed: int) -> None:
     """Check the published formulas that this project starts from, and print what is wrong with them.
 
@@ -61,7 +71,7 @@ def errata(document: str | None, as_json: bool, seed: int) -> None:
 
 
 @main.command()
-@click.option("--seed", default=0, show_default=True, help="Seed of the random inputs.")
+@_seed
 def check(seed: int) -> None:
     """Check VJP, JVP and HVP against the complex step, with every option on."""
     from rich.console import Console

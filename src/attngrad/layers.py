@@ -24,7 +24,7 @@ from attngrad import _layer_checks as checks
 from attngrad._arrays import ACCUMULATE, kind_of
 from attngrad._attention import jvp, vjp
 from attngrad._linear import affine, affine_jvp, affine_vjp, merge, split
-from attngrad._options import Gradients, OptionArguments, check_like, fail, require_numpy
+from attngrad._options import Gradients, OptionArguments, check_flag, check_like, fail, require_numpy
 from attngrad._rope import Rotation, rotation
 
 NDArray = npt.NDArray[Any]
@@ -60,11 +60,13 @@ class MultiHeadAttention:
         rope: None, or the base of rotary positions (10000.0, say): keys stand at 0 to S - 1, query i at i + offset
             with the option ``offset``, S - T where that is not given.
         dtype: of parameters, inputs and output: float64, float32, float16 or bfloat16.
-        rng: seed or Generator of the Xavier uniform weights; biases start at zero.
+        rng: seed or Generator of the Xavier uniform weights, None for a seed that differs each time; biases start at
+            zero.
 
     ``params`` and ``grads`` map w_q w_k w_v w_o, of shape (in, out), and b_q b_k b_v b_o to arrays, to be written in
     place. Backward adds to grads; those of 16-bit parameters are float32. ``attention_gradients`` are the gradients
-    at the attention in the last backward: look there for those of the options bias and sinks.
+    at the attention in the last backward: look there for those of the options bias and sinks. A layer can be pickled
+    and copied; the copy has not seen the last forward.
 
     >>> layer = MultiHeadAttention(8, 2, num_kv_heads=1, rope=10000.0)
     >>> x = np.random.default_rng(0).standard_normal((3, 5, 8), dtype=np.float32)
@@ -88,7 +90,7 @@ class MultiHeadAttention:
         bias: bool = False,
         rope: float | None = None,
         dtype: npt.DTypeLike = np.float32,
-        rng: int | np.random.Generator = 0,
+        rng: int | np.random.Generator | None = 0,
     ) -> None:
         d_model = checks.positive(_NAME, "d_model", d_model)
         config = checks.check_config(_NAME, num_heads, num_kv_heads, rope)
@@ -96,8 +98,7 @@ class MultiHeadAttention:
             rule = f"be divisible by num_heads, {num_heads}, where d_head is not given"
             fail(ValueError, _NAME, "d_model", rule, d_model, "Pass d_head.")
         d_head = d_model // config.num_heads if d_head is None else checks.positive(_NAME, "d_head", d_head)
-        if not isinstance(bias, bool):
-            fail(TypeError, _NAME, "bias", "be True or False", kind_of(bias))
+        bias = check_flag(_NAME, "bias", bias)
         kind, draw = checks.layer_dtype(_NAME, dtype), checks.generator(_NAME, rng)
 
         inner, kv_inner = config.num_heads * d_head, config.num_kv_heads * d_head
@@ -128,6 +129,16 @@ class MultiHeadAttention:
         return int(self.params["w_q"].shape[0])
 
     @property
+    def kdim(self) -> int:
+        """Features of the key; d_model but in layers of ``from_torch``."""
+        return int(self.params["w_k"].shape[0])
+
+    @property
+    def vdim(self) -> int:
+        """Features of the value; d_model but in layers of ``from_torch``."""
+        return int(self.params["w_v"].shape[0])
+
+    @property
     def num_heads(self) -> int:
         """H, the query heads."""
         return self._config.num_heads
@@ -153,10 +164,15 @@ class MultiHeadAttention:
         return self._dtype
 
     def __repr__(self) -> str:
+        apart = f", kdim={self.kdim}, vdim={self.vdim}" if {self.kdim, self.vdim} != {self.d_model} else ""
         return (
             f"{_NAME}(d_model={self.d_model}, num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}, "
-            f"d_head={self.d_head}, bias={'b_q' in self.params}, rope={self.rope}, dtype={self.dtype})"
+            f"d_head={self.d_head}, bias={'b_q' in self.params}, rope={self.rope}, dtype={self.dtype}{apart})"
         )
+
+    def __getstate__(self) -> dict[str, Any]:
+        # the pullback is a closure, which neither pickles nor copies
+        return {**self.__dict__, "_saved": None}
 
     # --- forward -----------------------------------------------------------------------------------------------------
 
@@ -187,9 +203,8 @@ class MultiHeadAttention:
         return y
 
     def _check(self, function: str, query: Any, key: Any, value: Any, options: Mapping[str, Any]) -> checks.Call:
-        """Check everything that comes from outside, the parameters too: their arrays may have been replaced."""
-        for name, gradient in self.grads.items():
-            check_like(function, f"params[{name!r}]", self.params.get(name), gradient.shape, self.dtype, "the layer")
+        """Check everything that comes from outside, the parameters too."""
+        checks.check_params(function, self.params, self.grads, self.dtype)
         return checks.check_call(function, self.params, self._config, query, key, value, options)
 
     def _turns(self, call: checks.Call) -> dict[str, Rotation]:
@@ -315,6 +330,7 @@ class MultiHeadAttention:
 
     def save(self, path: _checkpoint.FilePath) -> None:
         """Write parameters and configuration to a safetensors file, all or nothing."""
+        checks.check_params(f"{_NAME}.save", self.params, self.grads, self.dtype)
         _checkpoint.write(path, self.params, {"layer": _NAME, **self._config._asdict()})
 
     @classmethod
@@ -337,6 +353,7 @@ class MultiHeadAttention:
     def to_torch(self) -> dict[str, Any]:
         """The state dict of the ``torch.nn.MultiheadAttention`` that computes the same; needs PyTorch."""
         function = f"{_NAME}.to_torch"
+        checks.check_params(function, self.params, self.grads, self.dtype)
         if self.num_kv_heads != self.num_heads or self.rope is not None or self.num_heads * self.d_head != self.d_model:
             rule = "have num_kv_heads == num_heads, no rope, and num_heads * d_head == d_model, for torch has no others"
             fail(ValueError, function, "the layer", rule, repr(self))

@@ -49,6 +49,13 @@ def _flat(function: str, argument: str, tree: Tree) -> dict[str, NDArray]:
     return arrays
 
 
+def _require_writable(function: str, argument: str, arrays: Mapping[str, NDArray]) -> None:
+    """All of them, before the first is written to."""
+    for name, x in arrays.items():
+        if not x.flags.writeable:
+            fail(ValueError, function, f"{argument}[{name!r}]", "be writable", "a read-only array", "Copy it.")
+
+
 def _number(function: str, name: str, x: object, low: float, high: float = math.inf) -> float:
     """A real number in [low, high)."""
     value = _options.check_real(function, name, x)
@@ -73,9 +80,7 @@ class _InPlace:
         self._name = type(self).__name__
         self.lr = _number(self._name, "lr", lr, 0.0)
         self._params = _flat(self._name, "params", params)
-        for name, p in self._params.items():
-            if not p.flags.writeable:
-                fail(ValueError, self._name, f"params[{name!r}]", "be writable", "a read-only array", "Copy it.")
+        _require_writable(self._name, "params", self._params)
         self._masters = {
             name: p.astype(ACCUMULATE[p.dtype]) for name, p in self._params.items() if p.dtype in ACCUMULATE
         }
@@ -98,8 +103,10 @@ class _InPlace:
                     ValueError, function, "grads", f"have the names of params, {name!r} too", ", ".join(found) or "none"
                 )
             g, argument = found[name], f"grads[{name!r}]"
-            if g.dtype not in (p.dtype, ACCUMULATE.get(p.dtype)):
-                fail(TypeError, function, argument, f"have the dtype of the parameter, {p.dtype}", g.dtype)
+            wide = ACCUMULATE.get(p.dtype, p.dtype)
+            if g.dtype not in (p.dtype, wide):
+                rule = f"have the dtype of the parameter, {p.dtype}{'' if wide == p.dtype else f', or {wide}'}"
+                fail(TypeError, function, argument, rule, g.dtype, "Cast it with astype.")
             if g.shape != p.shape:
                 fail(ValueError, function, argument, f"have the shape of the parameter, {p.shape}", f"shape {g.shape}")
         self._steps += 1
@@ -215,8 +222,10 @@ def clip_by_global_norm(grads: Tree, max_norm: float) -> float:
     """
     function = "clip_by_global_norm"
     arrays = _flat(function, "grads", grads)
-    if max_norm != math.inf and _options.check_real(function, "max_norm", max_norm) <= 0.0:
-        fail(ValueError, function, "max_norm", "be positive", max_norm)
+    if max_norm != math.inf:
+        if _options.check_real(function, "max_norm", max_norm) <= 0.0:
+            fail(ValueError, function, "max_norm", "be positive", max_norm)
+        _require_writable(function, "grads", arrays)
     norm = _norm(arrays)
     if math.isfinite(norm) and norm > max_norm:
         for g in arrays.values():
@@ -267,6 +276,9 @@ class LossScaler:
 
         The grads themselves are left as they are.
         """
+        if not callable(getattr(optimizer, "step", None)):
+            rule = "be an optimiser, with a method step(grads)"
+            fail(TypeError, "LossScaler.step", "optimizer", rule, kind_of(optimizer), "Pass SGD(...) or Adam(...).")
         with np.errstate(all="ignore"):
             unscaled = {
                 name: g.astype(ACCUMULATE.get(g.dtype, g.dtype), copy=False) / self.scale

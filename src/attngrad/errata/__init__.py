@@ -2,7 +2,8 @@
 
 A claim is a formula or a code fragment, its arithmetic rewritten here; the truth is the derivative by the complex
 step, in float64, at sizes that are all different. Nothing is looked up: a verdict is what the check finds, and the
-corrected form is checked beside the claim.
+corrected form is checked beside the claim. One rule decides: code is judged as it runs, a formula by its literal
+reading as a matrix formula in the document's own notation; where a kinder reading holds, the finding says which.
 
 >>> [result] = [r for r in run("001") if r.entry.id == "001-8"]
 >>> result.entry.says, result.holds
@@ -14,7 +15,7 @@ corrected form is checked beside the claim.
 from __future__ import annotations
 
 from attngrad.errata import _code, _note, _omega, _self_attention, _traces
-from attngrad.errata._claim import TOLERANCE, Cases, Claim, Entry, Finding, Result
+from attngrad.errata._claim import TOLERANCE, Cases, Claim, Entry, Finding, Reading, Result
 from attngrad.errata._report import DOCUMENTS, render, summary, to_json
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "Claim",
     "Entry",
     "Finding",
+    "Reading",
     "Result",
     "check",
     "entries",
@@ -38,13 +40,14 @@ _ENTRIES = (
     *_self_attention.FORMULAS,
     *_code.CODE,
     *_self_attention.DERIVATION,
+    *_code.EXAMPLE,
     *_traces.ENTRIES,
     *_omega.ENTRIES,
 )
 
 
 def entries() -> tuple[Entry, ...]:
-    """Every claim of the four documents, in their order; the ids are stable."""
+    """Every claim of the four documents, by id; the ids are stable, and later ones may stand earlier in a document."""
     return _ENTRIES
 
 

@@ -242,6 +242,7 @@ class Blocks:
         self.w_v = n.model**-0.5 * rng.standard_normal((n.heads, n.model, n.depth))
         self.w_o = rng.standard_normal((n.heads * n.depth, n.model))
         self.a_dot = rng.standard_normal((n.queries, n.heads * n.keys))
+        self.w_v_dot, self.w_o_dot = rng.standard_normal(self.w_v.shape), rng.standard_normal(self.w_o.shape)
         self.gamma = n.width**-0.5
         self.ones = block_diagonal(np.ones((n.heads, n.keys, n.keys)))
         self.value_blocks = block_diagonal(self.value @ self.w_v)

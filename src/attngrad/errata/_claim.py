@@ -40,12 +40,16 @@ class Cases:
 
 
 class Finding(NamedTuple):
-    """What a check found. An error is None where there is no number: it raises, or has another shape."""
+    """What a check found. An error is None where there is no number: it raises, or has another shape.
+
+    ``evidence`` is the same in every run from one seed; ``timing`` is what the clock said this time, if it was asked.
+    """
 
     holds: bool
     error: float | None
     corrected_error: float | None
     evidence: str
+    timing: str = ""
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,7 @@ class Result:
     error: float | None
     corrected_error: float | None
     evidence: str
+    timing: str = ""
 
 
 def entry(
@@ -88,8 +93,26 @@ def entry(
 
 
 @dataclass(frozen=True)
+class Reading(Generic[C]):
+    """A kinder reading of a claim that fails as it stands: how it is read, what that computes, what it should be."""
+
+    how: str
+    value: Callable[[C], Value]
+    truth: Callable[[C], Value]
+
+    def __call__(self, case: C) -> str:
+        """What is said of it: whether it holds, by its error now."""
+        error = relative_error(self.value(case), self.truth(case))
+        verdict = "holds if" if error < TOLERANCE else "does not hold even if"
+        return f"{verdict} read as {self.how} [{figure(error)}]"
+
+
+@dataclass(frozen=True)
 class Claim(Generic[C]):
     """``claimed`` should equal ``truth``, and ``corrected`` does; each is a function of one case.
+
+    One rule for all: ``claimed`` is the literal reading, code as it runs and a formula as a matrix formula in the
+    document's own notation, and the verdict follows it. Where it fails and a kinder ``reading`` holds, that is said.
 
     Judged at awkward sizes. A claim that raises there, or gives another shape, is wrong; it is then tried where all
     sizes agree, so that its error has a figure if it can have one.
@@ -100,6 +123,7 @@ class Claim(Generic[C]):
     truth: Callable[[C], Value]
     corrected: Callable[[C], Value] | None = None
     evidence: Callable[[C], str] | None = None
+    reading: Reading[C] | None = None
 
     def __call__(self, cases: Cases) -> Finding:
         awkward = cases.get(self.case, AWKWARD)
@@ -111,10 +135,12 @@ class Claim(Generic[C]):
             square = cases.get(self.case, SQUARE)
             tried.append(square)
             error, fault = self._judge(square)
-            if fault is None and error is not None:
+            if error is not None and error < TOLERANCE:
+                error = None
+                notes.append("right only where all sizes are equal")
+            elif error is not None:
                 notes.append("the error is that where all sizes are equal")
-        if self.evidence is not None:
-            notes.append(self.evidence(awkward))
+        notes += [note(awkward) for note in (self.reading, self.evidence) if note is not None]
         corrected_error = None
         if self.corrected is not None:
             corrected_error = max(relative_error(self.corrected(c), self.truth(c)) for c in tried)
@@ -133,12 +159,12 @@ class Claim(Generic[C]):
 
 
 def relative_error(value: Value, truth: Value) -> float:
-    """max |value - truth| / max |truth|, the worst of the arrays; infinite where the value is not finite."""
+    """max |value - truth| / max |truth|, the worst of the arrays; infinite where either is not finite."""
     worst = 0.0
     for x, y in zip(_arrays(value), _arrays(truth), strict=True):
         if np.shape(x) != np.shape(y):
             raise ValueError(f"relative_error: value must have shape {np.shape(y)}, like truth; got {np.shape(x)}.")
-        if not np.all(np.isfinite(x)):
+        if not (np.all(np.isfinite(x)) and np.all(np.isfinite(y))):
             return math.inf
         largest = float(np.max(np.abs(y), initial=0.0))
         worst = max(worst, float(np.max(np.abs(x - y), initial=0.0)) / (largest or 1.0))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from attngrad.errata._claim import TOLERANCE, Result, figure
+from attngrad.explain.marks import mark
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -39,7 +40,10 @@ def summary(results: Sequence[Result]) -> str:
 
 
 def to_json(results: Sequence[Result]) -> str:
-    """The findings as a JSON object: documents, claims, summary. An error without a number is null."""
+    """The findings as a JSON object: documents, claims, summary. An error without a number is null.
+
+    Timings are left out, so that one seed gives the same text in every run.
+    """
     claims = [
         {
             "id": r.entry.id,
@@ -66,8 +70,9 @@ def to_json(results: Sequence[Result]) -> str:
 
 
 LEGEND = (
-    "Every claim is computed now, in float64, beside the derivative by the complex step. "
-    "In brackets: the error, relative to the largest entry."
+    "Every claim is computed now, in float64, beside the derivative by the complex step. In brackets: the error, "
+    "relative to the largest entry. Code is judged as it runs, a formula as a matrix formula in its document's "
+    "notation; a kinder reading that holds is named."
 )
 
 
@@ -85,7 +90,10 @@ def render(results: Sequence[Result], console: Console) -> None:
         count = f"{len(of_document)} claims, " + (f"{wrong} wrong" if wrong else "all hold")
         console.print()
         heading = Text.assemble((f"{key}  {title}", "bold"), (f"  {count}", "dim"))
-        console.print(Rule(heading, align="left", style="dim"))
+        if heading.cell_len + 2 <= console.width:
+            console.print(Rule(heading, align="left", style="dim"))
+        else:  # a rule would cut it
+            _print_hanging(Text(), heading, console)
         apart = True
         for result in of_document:
             if apart or not result.holds:
@@ -100,9 +108,8 @@ def _print_block(r: Result, console: Console) -> None:
     """Mark, id and title; below them what it says and what was found, by label."""
     from rich.text import Text
 
-    marks = ("ok", "XX") if console.options.ascii_only else ("✓", "✗")
-    mark, colour = (marks[0], "green") if r.holds else (marks[1], "red")
-    head = Text.assemble((mark, f"bold {colour}"), " ", (f"{r.entry.id:<8}", colour))
+    colour = "green" if r.holds else "red"
+    head = Text.assemble(mark(console, r.holds), " ", (f"{r.entry.id:<8}", colour))
     indent = " " * head.cell_len
     _print_hanging(head, Text.assemble((r.entry.title, "bold"), (f"  ({r.entry.where})", "dim")), console)
 
@@ -115,6 +122,8 @@ def _print_block(r: Result, console: Console) -> None:
     line("says", r.entry.says, r.error)
     if r.evidence:
         line("note" if r.holds else "found", r.evidence)
+    if r.timing:
+        line("time", r.timing)
     if not r.holds:
         line("wrong", r.entry.wrong)
         line("correct", r.entry.correct, r.corrected_error)

@@ -8,7 +8,8 @@ import numpy as np
 
 from attngrad._options import Array
 from attngrad.errata._case import Head, Sizes, attend, complex_step, rowsum, softmax, t
-from attngrad.errata._claim import Claim, Entry, entry, figure, relative_error
+from attngrad.errata._claim import Claim, Entry, Reading, entry, figure, relative_error
+from attngrad.errata._note import BEFORE_SCALE, scaled_softmax
 
 
 class Projected(Head):
@@ -81,14 +82,15 @@ def _cases_of_j(h: Head) -> Array:
     return np.where(same, a_j * (1.0 - a_j), -a_j * a_k)
 
 
-def _readings_of_j(h: Head) -> str:
-    a, eye = h.a[0], np.eye(h.a.shape[-1])
-    flat, row = a * (eye - a.T), a[None, :] * (eye - a[:, None])
-    return (
-        "entry by entry on a 1-D NumPy array, where a.T is a, it is wrong "
-        f"[{figure(relative_error(flat, h.jacobian[0]))}]; only entry by entry, row against column, does it come right "
-        f"[{figure(relative_error(row, h.jacobian[0]))}]"
-    )
+def _flat_j(h: Head) -> str:
+    a = h.a[0]
+    error = relative_error(a * (np.eye(len(a)) - a.T), h.jacobian[0])
+    return f"on a 1-D NumPy array, where a.T is a, it is wrong entry by entry too [{figure(error)}]"
+
+
+def _shares_of_diagonal_and_outer_product(h: Head) -> tuple[Array, Array]:
+    diagonal = np.stack([d @ np.diag(a) for d, a in zip(h.da, h.a, strict=True)])
+    return diagonal, np.stack([-d @ np.outer(a, a) for d, a in zip(h.da, h.a, strict=True)])
 
 
 def _off_diagonal(j: Array) -> Array:
@@ -114,19 +116,23 @@ def _listed_gradients(h: Projected) -> Array:
     return np.array([(n, e), (n, n), (n, e), (n, n), (n, d), (n, d), (m, d), (m, d), (m, e), (n, m)])
 
 
-def _weighted_sum_down(h: Head) -> str:
-    down = h.a * (h.da - np.sum(h.a * h.da, axis=0))
-    return (
-        "where the sum runs over the keys of each row; over i as the document numbers its rows, "
-        f"down the queries, it is wrong [{figure(relative_error(down, h.ds))}]"
-    )
+def _sum_over_rows_ds(h: Head) -> Array:
+    """A o (dA - sum_i A_i dA_i), A_i and dA_i being rows, as they are throughout the document."""
+    return h.a * (h.da - np.sum(h.a * h.da, axis=0))
+
+
+def _inner_products(h: Head) -> str:
+    error = relative_error(h.a * (h.da - np.sum(h.a * h.da)), h.ds)
+    return f"with A_i dA_i an inner product of rows it is wrong too [{figure(error)}]"
+
+
+def _each_row_by_its_own_j(h: Head) -> Array:
+    return np.einsum("ij,ijk->ik", h.da, _cases_of_j(h))
 
 
 def _one_jacobian_for_all(h: Head) -> str:
-    return (
-        "row i with its own J_i, on either side, J_i being symmetric; "
-        f"one J for all rows is wrong [{figure(relative_error(h.da @ h.jacobian[0], h.ds))}]"
-    )
+    error = relative_error(h.da @ h.jacobian[0], h.ds)
+    return f"with one J for all rows, that of the first, it is wrong [{figure(error)}]"
 
 
 FORMULAS: tuple[Entry, ...] = (
@@ -135,7 +141,7 @@ FORMULAS: tuple[Entry, ...] = (
         "definition, forward pass",
         "scaled dot-product attention",
         "S = Q K^T / sqrt(d), A = softmax(S), O = A V",
-        Claim(Head.random, lambda h: softmax(h.q @ h.k.T / np.sqrt(h.q.shape[-1])) @ h.v, lambda h: h.out()),
+        Claim(Head.random, lambda h: scaled_softmax(h) @ h.v, lambda h: h.out()),
     ),
     entry(
         "001-2",
@@ -161,7 +167,12 @@ FORMULAS: tuple[Entry, ...] = (
             lambda h: h.a[:1] @ (np.eye(h.a.shape[-1]) - h.a[:1].T),
             lambda h: h.jacobian[0],
             lambda h: np.diag(h.a[0]) - np.outer(h.a[0], h.a[0]),
-            _readings_of_j,
+            _flat_j,
+            Reading(
+                "a product entry by entry, the row A_i against the column A_i^T",
+                lambda h: h.a[0][None, :] * (np.eye(h.a.shape[-1]) - h.a[0][:, None]),
+                lambda h: h.jacobian[0],
+            ),
         ),
         wrong="A row times a matrix is a row, not a Jacobian; and I - A_i^T takes a column from a matrix.",
         correct="dA_i/dS_i = diag(A_i) - A_i^T A_i, A_i a row",
@@ -216,9 +227,7 @@ FORMULAS: tuple[Entry, ...] = (
             lambda h: h.q.T @ h.ds / np.sqrt(h.k.shape[-1]),
             lambda h: h.dk,
             lambda h: h.ds.T @ h.q / np.sqrt(h.k.shape[-1]),
-            lambda h: (
-                f"its transpose is dK [{figure(relative_error((h.q.T @ h.ds / np.sqrt(h.k.shape[-1])).T, h.dk))}]"
-            ),
+            reading=Reading("(dK)^T", lambda h: h.q.T @ h.ds / np.sqrt(h.k.shape[-1]), lambda h: h.dk.T),
         ),
         wrong="Transposed: d x n where dK is n x d. The document's own code and shape section have it right.",
         correct="dK = dS^T Q / sqrt(d)",
@@ -239,7 +248,12 @@ DERIVATION: tuple[Entry, ...] = (
         "derivation",
         "the softmax, entry by entry",
         "A_ij = exp(S_ij) / sum_k exp(S_ik)",
-        Claim(Head.random, lambda h: np.exp(h.s) / rowsum(np.exp(h.s)), lambda h: h.a),
+        Claim(
+            Head.random,
+            lambda h: np.exp(h.s) / rowsum(np.exp(h.s)),
+            lambda h: h.a,
+            evidence=lambda h: "computed as written it overflows, as in 002-5; but nothing here is computed with it",
+        ),
     ),
     entry(
         "001-25",
@@ -273,10 +287,15 @@ DERIVATION: tuple[Entry, ...] = (
         "dS = dA J",
         Claim(
             Head.random,
-            lambda h: np.einsum("ij,ijk->ik", h.da, _cases_of_j(h)),
+            lambda h: h.da @ _cases_of_j(h),
             lambda h: h.ds,
-            evidence=_one_jacobian_for_all,
+            _each_row_by_its_own_j,
+            _one_jacobian_for_all,
+            Reading("row by row, dS_i = dA_i J_i", _each_row_by_its_own_j, lambda h: h.ds),
         ),
+        wrong="J as defined just above has three indices, a matrix J_i for each row; the product with the matrix dA "
+        "is not dS.",
+        correct="dS_i = dA_i J_i for each row i",
     ),
     entry(
         "001-29",
@@ -298,6 +317,11 @@ DERIVATION: tuple[Entry, ...] = (
                 np.einsum("ij,ijk->ik", h.da, _off_diagonal(h.jacobian)),
             ),
             lambda h: (h.da * h.a * (1.0 - h.a), snippet_ds(h) - h.da * h.a * (1.0 - h.a)),
+            reading=Reading(
+                "the shares of diag(A_i) and of -A_i^T A_i",
+                lambda h: (h.da * h.a, snippet_ds(h) - h.da * h.a),
+                _shares_of_diagonal_and_outer_product,
+            ),
         ),
         wrong="The lines split diag(a) from a a^T, and a a^T has a diagonal too: that of J is A (1 - A).",
         correct="line 1 is diag(a), line 2 is -a a^T; the diagonal of J gives dA o A o (1 - A)",
@@ -321,12 +345,13 @@ DERIVATION: tuple[Entry, ...] = (
         "001-32",
         "interpretation",
         "the scores, on the way to the softmax",
-        "Scores = Q K^T, weights = softmax(Scores)",
+        "Scores = Q K^T; apply softmax to get attention weights",
         Claim(
             Head.random,
             lambda h: softmax(h.q @ h.k.T),
             lambda h: h.a,
-            lambda h: softmax(h.q @ h.k.T / np.sqrt(h.q.shape[-1])),
+            scaled_softmax,
+            reading=BEFORE_SCALE,
         ),
         wrong="The scale is missing from these two steps; it is there in the formula just below them.",
         correct="weights = softmax(Q K^T / sqrt(d))",
@@ -348,7 +373,16 @@ DERIVATION: tuple[Entry, ...] = (
         "shapes, 2 (3)",
         "the gradient at the scores, with a weighted sum",
         "dS = A o (dA - sum_i A_i dA_i)",
-        Claim(Head.random, right_ds, lambda h: h.ds, evidence=_weighted_sum_down),
+        Claim(
+            Head.random,
+            _sum_over_rows_ds,
+            lambda h: h.ds,
+            right_ds,
+            _inner_products,
+            Reading("a sum over the keys of each row, rowsum(A o dA)", right_ds, lambda h: h.ds),
+        ),
+        wrong="A_i is row i in this document, so the sum over i runs down the queries. It must run along each row.",
+        correct="dS = A o (dA - rowsum(A o dA))",
     ),
     entry(
         "001-35",

@@ -1,4 +1,4 @@
-"""Document 002, the multi-head derivative by traces: right on paper but for three slips, and unsafe as arithmetic."""
+"""Document 002, the multi-head derivative by traces: right on paper but for four slips, and unsafe as arithmetic."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 from attngrad._forms import block_diagonal, reciprocal
 from attngrad._options import Array
 from attngrad.errata._case import Blocks, along, complex_step, softmax, t
-from attngrad.errata._claim import Claim, Entry, entry, figure, relative_error
+from attngrad.errata._claim import Claim, Entry, Reading, entry, figure, relative_error
 
 # G = df/dX at the layer's output X; A = (A_1, ..., A_H) the scores (the document also uses the letter for
 # (S_1 V, ..., S_H V)); S their softmax; U = Upsilon(exp(A) 1), one over the row sums; gamma = 1/sqrt(d_k).
@@ -33,12 +33,8 @@ def _gradient_block_by_block(c: Blocks) -> Array:
 
 def _blocks_of_gradient(c: Blocks) -> str:
     inside = block_diagonal(np.ones_like(c.w_v))
-    on = relative_error(_gradient_of_blocks(c) * inside, block_diagonal(c.d_w_v))
-    free = complex_step(lambda w: c.f(c.mixed @ w @ c.w_o), block_diagonal(c.w_v))
-    return (
-        f"its diagonal blocks are right [{figure(on)}]; were every entry of W^v free, "
-        f"all of it would be [{figure(relative_error(_gradient_of_blocks(c), free))}]"
-    )
+    error = relative_error(_gradient_of_blocks(c) * inside, block_diagonal(c.d_w_v))
+    return f"its diagonal blocks are right [{figure(error)}]"
 
 
 def _plain_softmax(c: Blocks, a: Array) -> Array:
@@ -54,10 +50,9 @@ def _stable_softmax(c: Blocks, a: Array) -> Array:
 _LARGE = 1e4
 
 
-def _at_small_scores(c: Blocks) -> str:
-    error = relative_error(_plain_softmax(c, c.a), c.s)
-    largest = np.max(np.abs(_LARGE * c.a))
-    return f"scores here reach {largest:.0f}; where they reach {np.max(np.abs(c.a)):.0f} it is right [{figure(error)}]"
+def _sizes_of_scores(c: Blocks) -> str:
+    largest = np.max(np.abs(c.a))
+    return f"the scores reach {_LARGE * largest:.0f} where it fails, {largest:.0f} where it holds"
 
 
 def _pulled(c: Blocks) -> Array:
@@ -91,12 +86,10 @@ def _all_heads(c: Blocks) -> Array:
     return c.along_weights(lambda q, k: np.trace(c.gamma * c.da.T @ np.concatenate(c.products(q, k), axis=1)))
 
 
-def _with_one_head_moving(c: Blocks) -> str:
+def _with_one_head_moving(c: Blocks) -> Array:
     only = np.zeros((c.n.heads, 1, 1))
     only[0] = 1.0
-    truth = c.along_weights(lambda q, k: c.f_of_weights(w_q=q, w_k=k), only)
-    error = relative_error(_one_head(c, 0), truth)
-    return f"where only the weights of head h move it is right [{figure(error)}]"
+    return c.along_weights(lambda q, k: c.f_of_weights(w_q=q, w_k=k), only)
 
 
 def _d_w_q(c: Blocks) -> Array:
@@ -121,6 +114,80 @@ def _one_weight_lines(c: Blocks) -> Array:
 def _one_weight_truth(c: Blocks) -> Array:
     by_q, by_k = (np.sum(d * x, axis=(1, 2)) for d, x in ((c.d_w_q, c.w_q_dot[0]), (c.d_w_k, c.w_k_dot[0])))
     return np.stack([by_q, by_q, by_k], axis=1).reshape(-1)
+
+
+# --- the differentials -----------------------------------------------------------------------------------------------
+
+
+def _lines_of_question_1(c: Blocks) -> Array:
+    """df along W^O, by both lines."""
+    heads = c.heads()
+    moved = along(lambda w: heads @ w, (c.w_o, c.w_o_dot))
+    return np.array([np.trace(c.g.T @ moved), np.trace(c.g.T @ heads @ c.w_o_dot)])
+
+
+def _first_lines(c: Blocks, **dots: Array) -> list[Array]:
+    """df along these weights, by the three lines that open questions 2 and 3."""
+    names = list(dots)
+    moves = [(getattr(c, name), dot) for name, dot in dots.items()]
+
+    def by_hand(*w: Array) -> Array:
+        full = {"w_q": c.w_q, "w_k": c.w_k, "w_v": c.w_v} | dict(zip(names, w, strict=True))
+        soft = [softmax(c.gamma * x) for x in c.products(full["w_q"], full["w_k"])]
+        return np.concatenate([s @ c.value @ v for s, v in zip(soft, full["w_v"], strict=True)], axis=1)
+
+    def named(*w: Array) -> Array:
+        return c.heads(**dict(zip(names, w, strict=True)))
+
+    return [
+        np.trace(c.g.T @ along(lambda *w: named(*w) @ c.w_o, *moves)),
+        np.trace(c.g.T @ along(named, *moves) @ c.w_o),
+        np.trace(c.g.T @ along(by_hand, *moves) @ c.w_o),
+    ]
+
+
+def _along_w_v(c: Blocks) -> Array:
+    """True df along W^V."""
+    return np.sum(c.d_w_v * c.w_v_dot)
+
+
+def _line_4(c: Blocks) -> Array:
+    """tr(W^O G^T d(S_1 V, ..., S_H V) diag(W^V)): what is differentiated does not depend on W^V."""
+    moved = along(lambda w: c.mixed, (c.w_v, c.w_v_dot))
+    return np.trace(c.w_o @ c.g.T @ moved @ block_diagonal(c.w_v))
+
+
+def _line_4_at_w_v(c: Blocks) -> Array:
+    return np.trace(c.w_o @ c.g.T @ c.mixed @ block_diagonal(c.w_v_dot))
+
+
+def _line_4_of_the_product(c: Blocks) -> Array:
+    return np.trace(c.w_o @ c.g.T @ along(lambda w: c.mixed @ block_diagonal(w), (c.w_v, c.w_v_dot)))
+
+
+def _lines_with_blocks(c: Blocks) -> Array:
+    """df along W^V, by the three lines with A = (S_1 V, ..., S_H V) and W^v."""
+    dot = block_diagonal(c.w_v_dot)
+    return np.array(
+        [_line_4_of_the_product(c), np.trace(c.w_o @ c.g.T @ c.mixed @ dot), np.trace(_gradient_of_blocks(c).T @ dot)]
+    )
+
+
+def _lines_of_question_3(c: Blocks) -> Array:
+    """df along W^Q and W^K, by the lines before the softmax is written out."""
+    dots = {"w_q": c.w_q_dot[0], "w_k": c.w_k_dot[0]}
+    moves = [(getattr(c, name), dot) for name, dot in dots.items()]
+
+    def weights(w_q: Array, w_k: Array) -> Array:
+        return c.soft(c.gamma * np.concatenate(c.products(w_q, w_k), axis=1))
+
+    ds = along(weights, *moves)
+    lines = [
+        c.w_o @ c.g.T @ ds @ c.value_blocks,
+        c.w_o @ c.g.T @ along(lambda q, k: weights(q, k) @ c.value_blocks, *moves),
+        c.value_blocks @ c.w_o @ c.g.T @ ds,
+    ]
+    return np.array([*_first_lines(c, **dots), *(np.trace(x) for x in lines)])
 
 
 def _layout(c: Blocks) -> Array:
@@ -160,6 +227,11 @@ ENTRIES: tuple[Entry, ...] = (
             lambda c: block_diagonal(c.d_w_v),
             _gradient_block_by_block,
             _blocks_of_gradient,
+            Reading(
+                "the gradient at a full matrix W^v, every entry of it free",
+                _gradient_of_blocks,
+                lambda c: complex_step(lambda w: c.f(c.mixed @ w @ c.w_o), block_diagonal(c.w_v)),
+            ),
         ),
         wrong="Outside its diagonal blocks W^v is zero by construction, no parameter, and has no gradient; "
         "this matrix is full. A step along it would mix the heads.",
@@ -175,10 +247,11 @@ ENTRIES: tuple[Entry, ...] = (
             lambda c: _plain_softmax(c, _LARGE * c.a),
             lambda c: c.soft(_LARGE * c.a),
             lambda c: _stable_softmax(c, _LARGE * c.a),
-            _at_small_scores,
+            _sizes_of_scores,
+            Reading("mathematics, at scores whose exp is finite", lambda c: _plain_softmax(c, c.a), lambda c: c.s),
         ),
-        wrong="Right on paper. As arithmetic, exp overflows above 709 in float64 and 88 in float32, and "
-        "infinity over infinity is not a number.",
+        wrong="Judged as arithmetic, for exp(A) goes into the gradient that is to be computed (002-8): exp overflows "
+        "above 709 in float64 and 88 in float32, and infinity over infinity is not a number.",
         correct="the same with A_h - rowmax(A_h) in place of A_h: S does not change",
     ),
     entry(
@@ -238,7 +311,9 @@ ENTRIES: tuple[Entry, ...] = (
             lambda c: _one_head(c, 0),
             lambda c: c.df,
             lambda c: np.sum([_one_head(c, h) for h in range(c.n.heads)], axis=0),
-            _with_one_head_moving,
+            reading=Reading(
+                "df where only the weights of head h move", lambda c: _one_head(c, 0), _with_one_head_moving
+            ),
         ),
         wrong="The line before has all heads, this one has head h alone: (A_1, ..., A_H) is a sum of A_h P_h.",
         correct="df = sum_h tr(gamma (df/dA)^T d(Q W_h^Q (W_h^K)^T K^T P_h))",
@@ -248,7 +323,12 @@ ENTRIES: tuple[Entry, ...] = (
         "question 3",
         "the traces with one weight moving",
         "tr(gamma K^T P_h (df/dA)^T Q d(W_h^Q (W_h^K)^T)), along W_h^Q or along W_h^K",
-        Claim(Blocks, _one_weight_lines, _one_weight_truth),
+        Claim(
+            Blocks,
+            _one_weight_lines,
+            _one_weight_truth,
+            evidence=lambda c: "one weight of one head moves, so the sum that 002-10 lacks is not missed",
+        ),
     ),
     entry(
         "002-12",
@@ -262,9 +342,83 @@ ENTRIES: tuple[Entry, ...] = (
         "question 3",
         "a differential is left in the gradient at W_h^K",
         "df/dW_h^K = gamma K^T P_h (df/dA)^T Q W_h^Q d((W_h^K)^T)",
-        Claim(Blocks, lambda c: _d_w_k(c) @ t(c.w_k_dot[0]), lambda c: c.d_w_k, _d_w_k),
+        Claim(
+            Blocks,
+            lambda c: _d_w_k(c) @ t(c.w_k_dot[0]),
+            lambda c: c.d_w_k,
+            _d_w_k,
+            reading=Reading(
+                "the matrix whose trace is df along W_h^K",
+                lambda c: np.trace(_d_w_k(c) @ t(c.w_k_dot[0]), axis1=1, axis2=2),
+                lambda c: np.sum(c.d_w_k * c.w_k_dot[0], axis=(1, 2)),
+            ),
+        ),
         wrong="The step from the trace to the gradient should drop d((W_h^K)^T). With it the right side is a "
         "differential, and d_model x d_model.",
         correct="df/dW_h^K = gamma K^T P_h (df/dA)^T Q W_h^Q",
+    ),
+    entry(
+        "002-14",
+        "question 1",
+        "both lines of the trace computation for W^O",
+        "df = tr(G^T d(Concat(head_1, ..., head_H) W^O)) = tr(G^T Concat(head_1, ..., head_H) dW^O)",
+        Claim(
+            Blocks,
+            _lines_of_question_1,
+            lambda c: np.full(2, along(lambda w: c.f(c.heads() @ w), (c.w_o, c.w_o_dot))),
+        ),
+    ),
+    entry(
+        "002-15",
+        "question 2, lines 1 to 3",
+        "the first lines of the trace computation for W^V",
+        "df = tr(G^T dX) = tr(G^T dConcat(head_1, ..., head_H) W^O) = tr(G^T d(S_1 V W_1^V, ..., S_H V W_H^V) W^O)",
+        Claim(
+            Blocks,
+            lambda c: np.array(_first_lines(c, w_v=c.w_v_dot)),
+            lambda c: np.full(3, _along_w_v(c)),
+            evidence=lambda c: "d acts on the parenthesis that follows it, and W^O stays as it is",
+        ),
+    ),
+    entry(
+        "002-16",
+        "question 2, line 4",
+        "the differential acts on the softmax, not on W^V",
+        "df = tr(W^O G^T d(S_1 V, ..., S_H V) diag(W_1^V, ..., W_H^V))",
+        Claim(
+            Blocks,
+            _line_4,
+            _along_w_v,
+            _line_4_at_w_v,
+            lambda c: f"along W^V alone it gives {figure(abs(_line_4(c)))}, for S_h V does not depend on W^V",
+            Reading("d((S_1 V, ..., S_H V) diag(W_1^V, ..., W_H^V))", _line_4_of_the_product, _along_w_v),
+        ),
+        wrong="The d of the line before has stayed with the left factor. It must act on diag(W^V), or on the product, "
+        "as it does two lines below.",
+        correct="df = tr(W^O G^T (S_1 V, ..., S_H V) d diag(W_1^V, ..., W_H^V))",
+    ),
+    entry(
+        "002-17",
+        "question 2",
+        "the trace computation with the block-diagonal W^v",
+        "df = tr(W^O G^T d(A W^v)) = tr(W^O G^T A dW^v) = tr((A^T G (W^O)^T)^T dW^v), A = (S_1 V, ..., S_H V)",
+        Claim(
+            Blocks,
+            _lines_with_blocks,
+            lambda c: np.full(3, _along_w_v(c)),
+            evidence=lambda c: "dW^v being block-diagonal, as W^v is",
+        ),
+    ),
+    entry(
+        "002-18",
+        "question 3",
+        "the lines of the trace computation before the softmax is written out",
+        "df = tr(G^T dX) = ... = tr(W^O G^T d(S_1, ..., S_H) diag(V W_1^V, ..., V W_H^V)) = tr(V' W^O G^T dS)",
+        Claim(
+            Blocks,
+            _lines_of_question_3,
+            lambda c: np.full(6, c.df[0]),
+            evidence=lambda c: "W^Q and W^K moving, d rightly acts on the softmax",
+        ),
     ),
 )

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from attngrad import reference
 from attngrad._options import Gradients, Tangents, bind
+from attngrad.explain.marks import mark
 from attngrad.layers import MultiHeadAttention
 from attngrad.testing import complex_step_hvp, complex_step_jvp, complex_step_vjp, relative_error
 
@@ -20,7 +21,7 @@ NDArray = npt.NDArray[Any]
 
 # name, formula; in the order of the data flow. Notation: docs/notation.md
 FORWARD = (
-    ("Q, K, V", "X W_q, X W_k, X W_v, split into heads"),
+    ("Q, K, V", "X W_q, X W_k, X W_v by heads"),
     ("Z", "scale Q K^T"),
     ("S", "Z + bias, masked"),
     ("L", "log sum exp of a row of S"),
@@ -35,6 +36,7 @@ BACKWARD = (
     ("dQ", "scale dS K"),
     ("dK", "scale dS^T Q"),
 )
+TOLERANCE = 1e-12
 BLUE, ORANGE = (33, 102, 172), (230, 97, 1)  # told apart in all common kinds of colour blindness
 
 
@@ -46,7 +48,7 @@ def heat_table(matrix: NDArray, title: str) -> Table:
 
     table = Table(title=title, title_justify="left", box=None, padding=(0, 0), show_header=False, pad_edge=False)
     for _ in range(matrix.shape[1]):
-        table.add_column(justify="right", no_wrap=True)
+        table.add_column(justify="right", no_wrap=True, overflow="crop")
     largest = float(np.max(np.abs(matrix))) or 1.0
     for row in matrix:
         cells = []
@@ -61,8 +63,6 @@ def heat_table(matrix: NDArray, title: str) -> Table:
 
 def worked_example(console: Console, seed: int = 0) -> None:
     """Print one forward and backward pass of a layer: d_model 128, 4 heads, batch 32, 10 tokens, causal."""
-    from rich.table import Table
-
     rng = np.random.default_rng(seed)
     layer = MultiHeadAttention(128, 4, dtype=np.float64, rng=seed)
     x_in, dy = rng.standard_normal((2, 32, 10, 128))
@@ -88,15 +88,13 @@ def worked_example(console: Console, seed: int = 0) -> None:
 
     console.rule("[bold]A worked backward pass[/bold]", align="left")
     console.print("One causal layer: d_model 128, 4 heads, batch 32, 10 tokens; float64.\n")
-    table = Table(box=None, padding=(0, 2), header_style="bold")
-    for column in ("pass", "name", "is", "shape", "one entry"):
-        table.add_column(column, no_wrap=True)
+    table = _table("", "is", "shape", "one entry", wraps="is")
     for name_of_pass, lines in (("forward", FORWARD), ("backward", BACKWARD)):
-        for i, (name, formula) in enumerate(lines):
+        table.add_row(f"[dim]{name_of_pass}[/dim]")
+        for name, formula in lines:
             array = arrays[name]
             entry = float(array[0, 0, -1] if array.ndim == 3 else array[0, 0, -1, 0])
-            shape = " x ".join(map(str, array.shape))
-            table.add_row("" if i else name_of_pass, f"[bold]{name}[/bold]", formula, shape, f"{entry: .4f}")
+            table.add_row(f"[bold]{name}[/bold]", formula, " x ".join(map(str, array.shape)), f"{entry: .4f}")
     console.print(table)
     console.print()
     console.print(heat_table(f.weights[0, 0], "A, batch 0, head 0: rows sum to 1"))
@@ -114,15 +112,12 @@ def worked_example(console: Console, seed: int = 0) -> None:
         "<dO, JVP(t)> = <VJP(dO), t>": abs(float(np.sum(dout * out_dot)) - along) / abs(along),
     }
     for claim, error in invariants.items():
-        mark = "[green]✓[/green]" if error < 1e-12 else "[red]✗[/red]"
-        console.print(f" {mark} {claim:<30} off by {error:.0e}")
+        console.print(mark(console, error < TOLERANCE), f"{claim:<29} off by {error:.0e}")
     console.print()
 
 
 def gradient_check(console: Console, seed: int = 0) -> bool:
-    """Print how far each derivative is from the complex step, with every option on; True if all are within 1e-12."""
-    from rich.table import Table
-
+    """Print how far each derivative is from the complex step, with every option on; True if none exceeds TOLERANCE."""
     rng = np.random.default_rng(seed)
     q, k, v = (rng.standard_normal(n) for n in ((2, 4, 3, 5), (2, 2, 6, 5), (2, 2, 6, 4)))
     options: dict[str, Any] = {
@@ -155,16 +150,23 @@ def gradient_check(console: Console, seed: int = 0) -> bool:
     console.print(
         "Each derivative against the complex step: causal, window, mask, bias, softcap, sinks, dropout, GQA.\n"
     )
-    table = Table(box=None, padding=(0, 2), header_style="bold")
-    for column in ("pass", "result", "relative error", ""):
-        table.add_column(column)
+    table = _table("pass", "result", "relative error", "")
     for i, (name, result, error) in enumerate(rows):
         first = i == 0 or rows[i - 1][0] != name
-        mark = "[green]✓[/green]" if error < 1e-12 else "[red]✗[/red]"
-        table.add_row(f"[bold]{name}[/bold]" if first else "", result, f"{error:.1e}", mark)
+        table.add_row(f"[bold]{name}[/bold]" if first else "", result, f"{error:.1e}", mark(console, error < TOLERANCE))
     console.print(table)
     console.print()
-    return all(error < 1e-12 for _, _, error in rows)
+    return all(error < TOLERANCE for _, _, error in rows)
+
+
+def _table(*columns: str, wraps: str | None = None) -> Table:
+    """A table without lines. In a narrow terminal the column ``wraps`` takes more rows, and none is cut."""
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, no_wrap=column != wraps, overflow="fold")
+    return table
 
 
 def _pairs(a: Gradients, b: Gradients) -> list[tuple[str, NDArray, NDArray]]:
