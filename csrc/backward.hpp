@@ -9,6 +9,7 @@
 #pragma once
 
 #include <tuple>
+#include <vector>
 
 #include "forward.hpp"
 
@@ -119,7 +120,6 @@ private:
           g_(g),
           capacity_(blocks),
           rows_(cut.take<T>(lanes<T> * padded<T>(std::max(p.D, p.E)))),
-          out_row_(cut.take<T>(padded<T>(p.E))),
           st_(cut.take<T>(keys<T> * block<T>)),
           dt_(cut.take<T>(keys<T> * block<T>)),
           dk_(cut.take<T>(keys<T> * padded<T>(p.D))),
@@ -154,9 +154,9 @@ private:
         const auto* out = static_cast<const T*>(g_.out);
         const auto* dlse = static_cast<const T*>(g_.dlse);
         // A query that sees nothing is as good as zero, whatever it holds.
-        const auto blank = [&](int n, long columns) {
+        const auto blank = [&](T* rows, int n, long columns) {
             for (int i = 0; i < lanes<T> && n + i < x.q.count; ++i)
-                if (x.inverse[n + i] == 0) std::memset(rows_ + i * columns, 0, sizeof(T) * columns);
+                if (x.inverse[n + i] == 0) std::memset(rows + i * columns, 0, sizeof(T) * columns);
         };
         for (int lane = 0; lane < x.q.width; ++lane) {
             const std::int64_t at = (task.b * p_.Hq + x.q.head[lane]) * p_.T + x.q.row[lane];
@@ -166,24 +166,26 @@ private:
             x.delta[lane] = x.bias_sum[lane] = 0;
         }
         for (int n = 0; n < x.q.width; n += lanes<T>) {
-            gather_rows<S, T>(p_.q, x.q, n, p_.D, rows_);
-            blank(n, d);
-            transpose_in<T>(rows_, d, d, x.qt + n, block<T>, Scores<T>::query_factor(p_));
-            pack_strips<T>(rows_, d, n, lanes<T>, x.qs, block<T>);
-            gather_rows<S, T>(g_.dout, x.q, n, p_.E, rows_);
-            blank(n, e);
-            transpose_in<T>(rows_, e, e, x.dot + n, block<T>, T{1});
-            pack_strips<T>(rows_, e, n, lanes<T>, x.dos, block<T>);
+            // Rows that make one strip go where they belong at once; wider ones are cut into strips.
+            T* rows = d <= strip<T> ? x.qs + n * d : rows_;
+            gather_rows<S, T>(p_.q, x.q, n, p_.D, rows);
+            blank(rows, n, d);
+            transpose_in<T>(rows, d, d, x.qt + n, block<T>, Scores<T>::query_factor(p_));
+            if (rows == rows_) pack_strips<T>(rows, d, n, lanes<T>, x.qs, block<T>);
+            rows = e <= strip<T> ? x.dos + n * e : rows_;
+            gather_rows<S, T>(g_.dout, x.q, n, p_.E, rows);
+            blank(rows, n, e);
+            transpose_in<T>(rows, e, e, x.dot + n, block<T>, T{1});
+            if (rows == rows_) pack_strips<T>(rows, e, n, lanes<T>, x.dos, block<T>);
             for (int i = 0; i < lanes<T> && n + i < x.q.count; ++i) {
                 const int lane = n + i;
                 const std::int64_t at = (task.b * p_.Hq + x.q.head[lane]) * p_.T + x.q.row[lane];
-                widen_row<T, T>(out + at * p_.E, p_.E, e, out_row_);
-                T delta = dot<T>(rows_ + i * e, out_row_, e) - (dlse ? dlse[at] : T{0});  // (R3)
+                const T delta = dot<T>(rows + i * e, out + at * p_.E, p_.E) - (dlse ? dlse[at] : T{0});  // (R3)
                 static_cast<T*>(g_.delta)[at] = delta;
                 x.delta[lane] = x.inverse[lane] == 0 ? 0 : delta;
             }
+            for (long c = 0; c < d; ++c) store<T>(x.dqt + c * block<T> + n, Vec<T>{});
         }
-        std::memset(x.dqt, 0, sizeof(T) * d * block<T>);
     }
 
     // All blocks of the chunk against keys k0 .. k1; false if none of them sees any.
@@ -365,7 +367,7 @@ private:
     const Problem& p_;
     BackwardProblem g_;
     int capacity_, blocks_ = 0;
-    T *rows_, *out_row_, *st_, *dt_, *dk_, *dv_, *factor_, *k_, *v_;
+    T *rows_, *st_, *dt_, *dk_, *dv_, *factor_, *k_, *v_;
     Scores<T> scores_;
     Packed* packed_;
     Span seen_[block<T> / lanes<T>];  // the keys of the tile that each vector of queries sees
@@ -387,10 +389,12 @@ void backward(const Problem& p, const BackwardProblem& g, Team& team) {
     // Tasks that share numbers of dbias add them in the order of the tasks.
     const bool shared = g.dbias && ((g.dbias.b == 0 && p.B > 1) || (g.dbias.h == 0 && p.Hq > 1) || g.dbias.t == 0);
     Tickets bias_tickets(shared ? std::max<std::int64_t>(tiles, 1) : 0);
+    std::vector<Backward<S>> passes;
+    passes.reserve(workers);
+    for (int n = 0; n < workers; ++n) passes.emplace_back(p, g, capacity, scratch.data() + each * n);
     team.run(tasks, worth, [&](std::int64_t task, int worker) {
-        Backward<S> pass(p, g, capacity, scratch.data() + each * worker);
         const std::int64_t head = task % heads;
-        pass.run({head / p.Hk, head % p.Hk, task / heads, chunks, head * tiles, tiles, task}, blocks, tickets,
+        passes[worker].run({head / p.Hk, head % p.Hk, task / heads, chunks, head * tiles, tiles, task}, blocks, tickets,
                  shared ? &bias_tickets : nullptr, team);
     });
 }

@@ -3,6 +3,8 @@
 //     z = scale q k^T (F1); s = cap(z) + bias, masked (F2); lse (F3); p = exp(s - lse) (F4); out = (p o M) v (F5)
 #pragma once
 
+#include <vector>
+
 #include "product.hpp"
 #include "scores.hpp"
 #include "team.hpp"
@@ -225,10 +227,12 @@ void forward(const Problem& p, const ForwardResult& r, Team& team) {
     const int worth = worth_waking(flops), workers = team.workers(tasks, worth);
     const std::size_t each = Scratch::bytes<char>(Forward<S>::bytes(p));
     const Scratch scratch(each * workers);
+    std::vector<Forward<S>> passes;
+    passes.reserve(workers);
+    for (int n = 0; n < workers; ++n) passes.emplace_back(p, r, scratch.data() + each * n);
     team.run(tasks, worth, [&](std::int64_t task, int worker) {
-        Forward<S> pass(p, r, scratch.data() + each * worker);
         const std::int64_t n = blocks.count - 1 - task / heads, head = task % heads;  // causal: longest first
-        pass.run(head / p.Hk, head % p.Hk, blocks.first(n), blocks.length(n), team);
+        passes[worker].run(head / p.Hk, head % p.Hk, blocks.first(n), blocks.length(n), team);
     });
 }
 

@@ -25,7 +25,8 @@ inline void relax() {
 }
 
 // Workers that sleep until a call has work for them. A worker spins for a few microseconds before it sleeps, so that
-// calls in quick succession do not pay for waking it.
+// calls in quick succession do not pay for waking it. The caller works too, and when nothing is left it closes the job: it
+// waits for workers that have joined, never for one that is still waking up.
 class Pool {
 public:
     std::mutex in_use;  // one call at a time; a second one runs on its own thread alone
@@ -36,7 +37,6 @@ public:
             threads_.emplace_back([this, id, seen = generation_.load()] { serve(id, seen); });
             threads_.back().detach();
         }
-        pending_.store(helpers, std::memory_order_relaxed);
         {
             std::lock_guard lock(mutex_);
             job_ = &job;
@@ -45,8 +45,12 @@ public:
         }
         wake_.notify_all();
         job(0);
-        for (int spins = 0; pending_.load(std::memory_order_acquire) > 0; ++spins) {
-            if (spins < 20000) {
+        {
+            std::lock_guard lock(mutex_);
+            job_ = nullptr;
+        }
+        for (int spins = 0; joined_.load(std::memory_order_acquire) > 0; ++spins) {
+            if (spins < 2000) {
                 relax();
             } else {
                 std::this_thread::yield();
@@ -57,25 +61,28 @@ public:
 private:
     void serve(int id, std::uint64_t seen) {
         for (;;) {
-            for (int spins = 0; spins < 2000 && generation_.load(std::memory_order_acquire) == seen; ++spins) relax();
+            for (int spins = 0; spins < 1000 && generation_.load(std::memory_order_acquire) == seen; ++spins) relax();
             const std::function<void(int)>* job = nullptr;
             {
                 // Job, number and generation belong together: a worker that slept through a call must not mix two.
                 std::unique_lock lock(mutex_);
                 wake_.wait(lock, [&] { return generation_.load(std::memory_order_relaxed) != seen; });
                 seen = generation_.load(std::memory_order_relaxed);
-                if (id <= wanted_) job = job_;
+                if (job_ && id <= wanted_) {
+                    job = job_;
+                    joined_.fetch_add(1, std::memory_order_relaxed);
+                }
             }
             if (job) {
                 (*job)(id);
-                pending_.fetch_sub(1, std::memory_order_release);
+                joined_.fetch_sub(1, std::memory_order_release);
             }
         }
     }
 
     std::vector<std::thread> threads_;
     std::atomic<std::uint64_t> generation_{0};
-    std::atomic<int> pending_{0};
+    std::atomic<int> joined_{0};
     std::mutex mutex_;
     std::condition_variable wake_;
     const std::function<void(int)>* job_ = nullptr;  // these two under mutex_

@@ -154,12 +154,14 @@ inline std::pair<const T*, long> key_rows(const Rows& x, std::int64_t b, std::in
 }
 
 template <class T>
-ATTNGRAD_INLINE T dot(const T* a, const T* b, long n_padded) {
+ATTNGRAD_INLINE T dot(const T* a, const T* b, long n) {
     constexpr int W = lanes<T>;
     Vec<T> sum{};
-    for (long i = 0; i < n_padded; i += W) sum += load<T>(a + i) * load<T>(b + i);
+    long i = 0;
+    for (; i + W <= n; i += W) sum += load<T>(a + i) * load<T>(b + i);
     T total = 0;
-    for (int i = 0; i < W; ++i) total += sum[i];
+    for (int w = 0; w < W; ++w) total += sum[w];
+    for (; i < n; ++i) total += a[i] * b[i];
     return total;
 }
 
