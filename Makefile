@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 BUILD_INPUTS := pyproject.toml CMakeLists.txt $(wildcard csrc/*)
 
-.PHONY: demo test lint format clean sanitize fuzz
+.PHONY: demo test lint format clean sanitize fuzz bench
 
 demo: .venv/.installed
 	$(BIN)/attngrad demo
@@ -19,6 +19,11 @@ lint: .venv/.installed-test
 format: .venv/.installed-test
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+# Side by side with torch, jax and NumPy; leave the machine alone meanwhile.
+bench: .venv/.installed
+	$(BIN)/python -m pip install --quiet --editable '.[bench]'
+	$(BIN)/attngrad bench --json benchmarks/results.json --markdown docs/benchmarks.md --plots docs/benchmarks
 
 # The kernels under AddressSanitizer and UndefinedBehaviorSanitizer, in an environment of their own that borrows the
 # other packages of .venv.

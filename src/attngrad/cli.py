@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from attngrad.bench.cli import command as bench
+
 
 class _Commands(click.Group):
     """Errors that a user can mend come on one line, without a traceback."""
@@ -108,6 +110,9 @@ def info() -> None:
     }
     for name, value in rows.items():
         click.echo(f"{name:<10} {value}")
+
+
+main.add_command(bench)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,177 @@
+"""What must hold, as one table, and whether it does. Stated for two threads and torch 2.13.0."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from attngrad.bench.peers import OURS, OWN_FLOAT32
+from attngrad.bench.results import Results, Row, geometric_mean
+
+Found = tuple[float, str]
+"""A value, and the row that it comes from."""
+
+Where = Callable[[Row], bool]
+Statistic = Callable[[Results, list[Row]], Found]
+
+
+def _worst(largest: bool, of: Callable[[Results, Row], float]) -> Statistic:
+    """The smallest (largest) value of a row, among those that have one."""
+
+    def statistic(results: Results, rows: list[Row]) -> Found:
+        values = [(of(results, row), row.label) for row in rows]
+        values = [found for found in values if math.isfinite(found[0])]
+        if not values:
+            return math.nan, ""
+        return max(values) if largest else min(values)
+
+    return statistic
+
+
+def _ratio(_: Results, row: Row) -> float:
+    return row.ratio("torch")
+
+
+def _mean_ratio(results: Results, rows: list[Row]) -> Found:
+    ratios = [ratio for row in rows if math.isfinite(ratio := row.ratio("torch"))]
+    return geometric_mean(ratios), f"{len(ratios)} rows" if ratios else ""
+
+
+def _as_fast_as_memory(results: Results, row: Row) -> float:
+    """At least 1 where the ratio is 0.95 or the share of the bandwidth 85 %."""
+    shares = (row.ratio("torch") / 0.95, results.fraction(row) / 0.85)
+    return max((share for share in shares if math.isfinite(share)), default=math.nan)
+
+
+def _memory(results: Results, rows: list[Row]) -> Found:
+    found = [usage for usage in results.memory if usage.peer == OURS and usage.n == 65536]
+    return (found[0].multiple, f"n = {found[0].n}") if found else (math.nan, "")
+
+
+def _microseconds(_: Results, row: Row) -> float:
+    return row.times[OURS].median * 1e6 if OURS in row.times else math.nan
+
+
+def _own(_: Results, row: Row) -> float:
+    """Our time over our float32 time."""
+    return 1.0 / row.ratio(OWN_FLOAT32)
+
+
+LEAST_RATIO = _worst(False, _ratio)
+LEAST_FRACTION = _worst(False, lambda results, row: results.fraction(row))
+F, FB = "forward", "forward + backward"
+
+
+def _grid(row: Row) -> bool:
+    """float32 rows bound by arithmetic, but for those where torch differentiates a bias, on its n x n path."""
+    return row.case.dtype == "float32" and not row.by_bytes and not row.case.options.dbias
+
+
+def _shape(row: Row, name: str, *shape: int) -> bool:
+    n = row.case.n
+    return _grid(row) and row.name == name and row.case.kind == "" and (n.batch, n.heads, n.t, n.d) == shape
+
+
+def _tokens(row: Row, most: int, kind: str | None = None, least: int = 1) -> bool:
+    n = row.case.n
+    of_kind = kind is None or row.case.kind == kind
+    return _grid(row) and row.case.group != "overhead" and of_kind and n.t == n.s and least <= n.t <= most
+
+
+@dataclass(frozen=True)
+class Bound:
+    """``statistic`` of the rows ``where`` is at least ``limit``; with ``at_most``, at most."""
+
+    text: str
+    statistic: Statistic
+    limit: float
+    where: Where
+    at_most: bool = False
+    unit: str = ""
+
+
+BOUNDS: tuple[Bound, ...] = (
+    Bound("FMA share, 1,8,2048,64 fwd", LEAST_FRACTION, 0.80, lambda r: _shape(r, F, 1, 8, 2048, 64)),
+    Bound("FMA share, 1,8,2048,64 fwd+bwd", LEAST_FRACTION, 0.82, lambda r: _shape(r, FB, 1, 8, 2048, 64)),
+    Bound("float32: every shape", LEAST_RATIO, 1.0, _grid),
+    Bound(
+        "decoding: ratio/0.95 or stream/0.85",
+        _worst(False, _as_fast_as_memory),
+        1.0,
+        lambda r: r.by_bytes and r.case.dtype == "float32",
+    ),
+    Bound("float32 fwd: mean", _mean_ratio, 1.6, lambda r: _grid(r) and r.name == F),
+    Bound("float32 fwd+bwd: mean", _mean_ratio, 1.6, lambda r: _grid(r) and r.name == FB),
+    Bound("causal, up to 512 tokens", LEAST_RATIO, 2.0, lambda r: _tokens(r, 512, "causal")),
+    Bound("causal, 1024 tokens", LEAST_RATIO, 1.6, lambda r: _tokens(r, 1024, "causal", 1024)),
+    Bound("up to 16 tokens", LEAST_RATIO, 4.0, lambda r: _tokens(r, 16)),
+    Bound("up to 64 tokens", LEAST_RATIO, 2.0, lambda r: _tokens(r, 64)),
+    Bound(
+        "mask or bias given",
+        LEAST_RATIO,
+        1.5,
+        lambda r: r.case.dtype == "float32" and r.case.group == "masks and bias",
+    ),
+    Bound("float64: mean", _mean_ratio, 1.5, lambda r: r.case.dtype == "float64"),
+    Bound("float64: every shape", LEAST_RATIO, 1.2, lambda r: r.case.dtype == "float64"),
+    Bound("bfloat16 fwd+bwd", LEAST_RATIO, 4.0, lambda r: r.case.dtype == "bfloat16" and r.name == FB),
+    Bound("float16 fwd+bwd", LEAST_RATIO, 4.0, lambda r: r.case.dtype == "float16" and r.name == FB),
+    Bound(
+        "16-bit fwd+bwd: over own float32",
+        _worst(True, _own),
+        1.2,
+        lambda r: r.case.dtype in ("bfloat16", "float16") and r.name == FB,
+        at_most=True,
+    ),
+    Bound("memory, n = 65536, in sizes of q", _memory, 12.0, lambda r: False, at_most=True, unit="x"),
+    Bound(
+        "one call, 1,1,10,32 fwd",
+        _worst(True, _microseconds),
+        10.0,
+        lambda r: r.case.group == "overhead" and r.name == F,
+        at_most=True,
+        unit="us",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A bound and what was found; ``holds`` is None where no row of it was measured."""
+
+    bound: Bound
+    value: float
+    source: str
+
+    @property
+    def holds(self) -> bool | None:
+        """Whether the bound is kept."""
+        if math.isnan(self.value):
+            return None
+        return self.value <= self.bound.limit if self.bound.at_most else self.value >= self.bound.limit
+
+    @property
+    def sentence(self) -> str:
+        """The bound, what was found, and where."""
+        sense, unit = ("at most" if self.bound.at_most else "at least"), f" {self.bound.unit}".rstrip()
+        where = f" ({self.source})" if self.source else ""
+        return f"{self.bound.text}: {sense} {self.bound.limit:g}{unit}; found {self.value:.3g}{unit}{where}"
+
+    def to_json(self) -> dict[str, Any]:
+        """As a line of the JSON."""
+        return {
+            "bound": self.bound.text,
+            "limit": self.bound.limit,
+            "at_most": self.bound.at_most,
+            "value": self.value,
+            "source": self.source,
+            "holds": self.holds,
+        }
+
+
+def judge(results: Results) -> list[Verdict]:
+    """Every bound, against the rows that were timed on a quiet machine."""
+    rows = results.judged
+    return [Verdict(bound, *bound.statistic(results, [row for row in rows if bound.where(row)])) for bound in BOUNDS]

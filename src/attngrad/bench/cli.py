@@ -1,0 +1,156 @@
+"""The command ``attngrad bench``. Nothing but click is imported before it runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from attngrad.bench.results import Results
+    from attngrad.bench.runner import Settings
+
+PEERS = "torch,jax,numpy"
+DTYPES = ("float32", "float64", "bfloat16", "float16")
+
+
+@click.command(name="bench")
+@click.option("--quick", "level", flag_value=0, type=int, help="A selection, in about a minute.")
+@click.option("--full", "level", flag_value=2, type=int, help="More shapes, and more samples of each.")
+@click.option(
+    "--only", multiple=True, metavar="PATTERN", help='Rows whose "group case pass" has this text, or matches *.'
+)
+@click.option("--dtype", "dtypes", multiple=True, type=click.Choice(DTYPES), help="Only rows of this dtype.")
+@click.option("--threads", type=click.IntRange(1, 4096), help="Threads of every contender. [default: all processors]")
+@click.option("--peers", default=PEERS, show_default=True, help="Whom to compare with.")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, writable=True), help="Write the results here.")
+@click.option("--plots", type=click.Path(file_okay=False), metavar="DIR", help="Draw PNG plots into this folder.")
+@click.option("--markdown", type=click.Path(dir_okay=False, writable=True), help="Write the report as a Markdown page.")
+@click.option("--load", type=click.Path(exists=True, dir_okay=False), help="Report on results of --json; run nothing.")
+@click.option("--list", "list_rows", is_flag=True, help="List the rows that would run.")
+@click.option("--check", is_flag=True, help="Exit with 1, and say which, where a bound that must hold is missed.")
+def command(
+    level: int | None,
+    only: tuple[str, ...],
+    dtypes: tuple[str, ...],
+    threads: int | None,
+    peers: str,
+    json_file: str | None,
+    plots: str | None,
+    markdown: str | None,
+    load: str | None,
+    list_rows: bool,
+    check: bool,
+) -> None:
+    """Time attngrad beside torch, jax and NumPy, in one process, call by call.
+
+    Every row is verified against the reference first. The whole takes about eight minutes on two cores; leave the
+    machine alone meanwhile. Units and FLOP formulas: benchmarks/README.md.
+    """
+    names = tuple(name.strip() for name in peers.split(",") if name.strip())
+    unknown = set(names) - set(PEERS.split(","))
+    if unknown:
+        raise click.BadParameter(f"must be of {PEERS}; got {', '.join(sorted(unknown))}.", param_hint="--peers")
+    _set_environment(threads)
+    if plots is not None:
+        _require_matplotlib()
+
+    import attngrad
+    from attngrad.bench.runner import Settings
+
+    settings = Settings(1 if level is None else level, threads or attngrad.get_num_threads(), names, only, dtypes)
+    if list_rows:
+        for case, passes in settings.cases():
+            for name in passes:
+                click.echo(f"{case.group} {case.label} {name}")
+        return
+    if load is None and not settings.cases() and not settings.lengths():
+        raise click.ClickException("bench: no row matches; `attngrad bench --full --list` lists them all.")
+    results = _run(settings) if load is None else _load(load)
+    _report(results, json_file, plots, markdown, check)
+
+
+def _set_environment(threads: int | None) -> None:
+    """What NumPy's BLAS and XLA (NPROC) read when they start: threads, and how long idle ones spin (2^20 cycles)."""
+    import os
+
+    os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "20")
+    if threads is not None:
+        os.environ |= dict.fromkeys(("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NPROC"), str(threads))
+
+
+def _require_matplotlib() -> None:
+    from importlib.util import find_spec
+
+    if find_spec("matplotlib") is None:
+        raise ImportError("bench: --plots needs matplotlib: pip install 'attngrad[bench]'.")
+
+
+def _run(settings: Settings) -> Results:
+    """Run with a progress bar on a terminal, with a line a row in a log."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from attngrad.bench import runner
+
+    console = Console(stderr=True)
+    total = runner.steps(settings)
+    if not console.is_terminal:
+        done = 0
+
+        def log(text: str, step: int) -> None:
+            nonlocal done
+            done += step
+            if step:
+                click.echo(f"[{done}/{total}] {text}", err=True)
+
+        return runner.run(settings, log)
+    columns = (BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
+    # No automatic refresh: its thread would run while the clock does.
+    with Progress(*columns, console=console, transient=True, auto_refresh=False) as progress:
+        task = progress.add_task("", total=total)
+        return runner.run(settings, lambda text, n: progress.update(task, description=text, advance=n, refresh=True))
+
+
+def _load(path: str) -> Results:
+    import json
+    from pathlib import Path
+
+    from attngrad.bench.results import Results
+
+    try:
+        return Results.from_json(json.loads(Path(path).read_text()))
+    except (ValueError, KeyError, TypeError) as error:
+        raise click.ClickException(f"bench: --load must name results written by --json; {path}: {error}") from error
+
+
+def _report(results: Results, json_file: str | None, plots: str | None, markdown: str | None, check: bool) -> None:
+    import json
+    import os
+    from pathlib import Path
+
+    from rich.console import Console
+
+    from attngrad.bench import report
+    from attngrad.bench.bounds import judge
+
+    report.render(results, Console())
+    if json_file is not None:
+        Path(json_file).write_text(json.dumps(results.to_json(), indent=1, allow_nan=False) + "\n")
+    images: list[Path] = []
+    if plots is not None:
+        from attngrad.bench.plots import draw
+
+        images = draw(results, Path(plots))
+        click.echo(f"wrote {', '.join(map(str, images))}", err=True)
+    if markdown is not None:
+        from attngrad.bench.markdown import page
+
+        Path(markdown).write_text(page(results, [os.path.relpath(image, Path(markdown).parent) for image in images]))
+    missed = [v for v in judge(results) if v.holds is False]
+    for verdict in missed if check else ():
+        click.echo(f"missed: {verdict.sentence}", err=True)
+    if check and results.disturbed:
+        click.echo(f"not judged: {report.disturbance(results)}", err=True)
+    if any(row.failure for row in results.rows) or (check and (missed or results.disturbed)):
+        raise SystemExit(1)

@@ -1,0 +1,223 @@
+"""What a run found: rows, memory, the machine; to JSON and back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from attngrad.bench.cases import Case, Dims
+from attngrad.bench.memory import D, Usage
+from attngrad.bench.passes import PASSES
+from attngrad.bench.peers import OURS, OWN_FLOAT32
+from attngrad.bench.quiet import DISTURBED, UNSTEADY
+from attngrad.bench.timing import Timing
+
+SCHEMA = 1
+
+
+def geometric_mean(values: Iterable[float]) -> float:
+    """The mean of ratios; NaN of nothing.
+
+    >>> round(geometric_mean([1.0, 4.0]), 12)
+    2.0
+    """
+    logs = [math.log(value) for value in values]
+    return math.exp(sum(logs) / len(logs)) if logs else math.nan
+
+
+@dataclass(frozen=True)
+class Row:
+    """One case in one pass: times, verified errors, and why a contender did not run; or why the row failed.
+
+    ``others``: how many cores other processes used while it was timed; NaN where the system does not say.
+    """
+
+    case: Case
+    name: str
+    times: dict[str, Timing] = field(default_factory=dict)
+    errors: dict[str, float] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)
+    failure: str | None = None
+    others: float = 0.0
+
+    @property
+    def label(self) -> str:
+        """Case and pass."""
+        return f"{self.case.label} {PASSES[self.name].short}"
+
+    @property
+    def mark(self) -> str:
+        """A tilde where other processes disturbed the row."""
+        return "~" if self.disturbed else ""
+
+    @property
+    def flops(self) -> float:
+        """Of the pass."""
+        return self.case.flops() * PASSES[self.name].cost
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether other processes took so much, or the times vary so much, that they say little."""
+        spreads = (self.times[name].spread for name in (OURS, "torch") if name in self.times)
+        return self.others > DISTURBED or any(spread > UNSTEADY for spread in spreads)
+
+    @property
+    def by_bytes(self) -> bool:
+        """Whether memory bounds this row, so that its rate is counted in bytes."""
+        return self.case.group == "decoding"
+
+    @property
+    def rate(self) -> float:
+        """Of attngrad: FLOP/s, or bytes/s where memory bounds the row; NaN where it was not timed."""
+        if OURS not in self.times:
+            return math.nan
+        return (self.case.bytes() if self.by_bytes else self.flops) / self.times[OURS].median
+
+    def ratio(self, peer: str) -> float:
+        """The peer's median over ours: above 1, attngrad is faster; NaN where either was not timed."""
+        if peer not in self.times or OURS not in self.times:
+            return math.nan
+        return self.times[peer].median / self.times[OURS].median
+
+    def to_json(self) -> dict[str, Any]:
+        """What was measured, and what is counted from it."""
+        case = self.case
+        return {
+            "group": case.group,
+            "label": case.label,
+            "shape": case.n._asdict(),
+            "kind": case.kind,
+            "dtype": case.dtype,
+            "pass": self.name,
+            "pairs": case.pairs(),
+            "flops": self.flops,
+            "bytes": case.bytes(),
+            "times": {name: asdict(timing) for name, timing in self.times.items()},
+            "ratios": {name: self.ratio(name) for name in self.times if name != OURS and OURS in self.times},
+            "errors": self.errors,
+            "notes": self.notes,
+            "failure": self.failure,
+            "others": self.others,
+            "disturbed": self.disturbed,
+        }
+
+    @staticmethod
+    def from_json(found: dict[str, Any]) -> Row:
+        """The row that ``to_json`` wrote."""
+        n = Dims(**found["shape"])
+        case = Case(found["group"], n, found["kind"], found["dtype"], (found["pass"],))
+        times = {name: Timing(**timing) for name, timing in found["times"].items()}
+        others = math.nan if found["others"] is None else found["others"]
+        return Row(case, found["pass"], times, found["errors"], found["notes"], found["failure"], others)
+
+
+@dataclass
+class Results:
+    """A run. ``peak`` is in FLOP/s by precision, ``bandwidth`` in bytes/s; both as measured in the same run."""
+
+    machine: dict[str, Any]
+    versions: dict[str, str]
+    commit: str | None
+    date: str
+    level: str
+    peak: dict[str, float] = field(default_factory=dict)
+    bandwidth: float = 0.0
+    rows: list[Row] = field(default_factory=list)
+    memory: list[Usage] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+
+    @property
+    def timed(self) -> list[Row]:
+        """The rows that passed the verification."""
+        return [row for row in self.rows if row.failure is None]
+
+    @property
+    def judged(self) -> list[Row]:
+        """The rows that means and bounds are taken from: timed, and not disturbed by other processes."""
+        return [row for row in self.timed if not row.disturbed]
+
+    @property
+    def disturbed(self) -> list[Row]:
+        """The rows that are not judged."""
+        return [row for row in self.timed if row.disturbed]
+
+    def groups(self) -> Iterator[tuple[str, list[Row]]]:
+        """The rows by group, in the order in which they ran."""
+        for group in dict.fromkeys(row.case.group for row in self.rows):
+            yield group, [row for row in self.rows if row.case.group == group]
+
+    def fraction(self, row: Row) -> float:
+        """The rate over what the machine can do: FMA peak, or bandwidth where memory bounds the row."""
+        precision = "float64" if row.case.dtype == "float64" else "float32"
+        limit = self.bandwidth if row.by_bytes else self.peak.get(precision, 0.0)
+        return row.rate / limit if limit else math.nan
+
+    def losses(self) -> list[tuple[Row, str]]:
+        """Rows, and the peers that were faster there."""
+        return [
+            (row, peer)
+            for row in self.timed
+            for peer in row.times
+            if peer not in (OURS, OWN_FLOAT32) and row.ratio(peer) < 1.0
+        ]
+
+    def means(self) -> dict[str, dict[str, float]]:
+        """Geometric means of the ratios, by "dtype pass" and peer; rows where the peers differentiate a bias apart."""
+        found: dict[str, dict[str, list[float]]] = {}
+        for row in self.judged:
+            key = f"{row.case.dtype} {row.name}" + (", with dbias" if row.case.options.dbias else "")
+            for peer in row.times:
+                if peer not in (OURS, OWN_FLOAT32):
+                    found.setdefault(key, {}).setdefault(peer, []).append(row.ratio(peer))
+        return {key: {peer: geometric_mean(ratios) for peer, ratios in by.items()} for key, by in found.items()}
+
+    def usage(self) -> dict[str, list[Usage]]:
+        """The memory by peer."""
+        return {peer: [u for u in self.memory if u.peer == peer] for peer in dict.fromkeys(u.peer for u in self.memory)}
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything, with NaN as None."""
+        from attngrad.bench.bounds import judge
+
+        fractions = [self.fraction(row) for row in self.rows]
+        rows = [row.to_json() | {"rate": row.rate, "fraction": f} for row, f in zip(self.rows, fractions, strict=True)]
+        found = {
+            "schema": SCHEMA,
+            "machine": self.machine,
+            "versions": self.versions,
+            "commit": self.commit,
+            "date": self.date,
+            "level": self.level,
+            "peak": self.peak,
+            "bandwidth": self.bandwidth,
+            "rows": rows,
+            "memory": [asdict(u) | {"multiple_of_q": u.multiple} for u in self.memory],
+            "memory_case": {"batch": 1, "heads": 1, "d": D, "dtype": "float32", "pass": "forward + backward"},
+            "geometric_means": self.means(),
+            "bounds": [verdict.to_json() for verdict in judge(self)],
+            "remarks": self.remarks,
+        }
+        cleaned: dict[str, Any] = _without_nan(found)
+        return cleaned
+
+    @staticmethod
+    def from_json(found: dict[str, Any]) -> Results:
+        """The results that ``to_json`` wrote."""
+        if found.get("schema") != SCHEMA:
+            raise ValueError(
+                f"bench: the results must have schema {SCHEMA}; got {found.get('schema')!r}. Run it again."
+            )
+        plain = {key: found[key] for key in ("machine", "versions", "commit", "date", "level", "peak", "bandwidth")}
+        rows = [Row.from_json(row) for row in found["rows"]]
+        memory = [Usage(*(u[key] for key in ("peer", "n", "bytes", "seconds", "others"))) for u in found["memory"]]
+        return Results(**plain, rows=rows, memory=memory, remarks=found["remarks"])
+
+
+def _without_nan(x: Any) -> Any:
+    if isinstance(x, dict):
+        return {key: _without_nan(value) for key, value in x.items()}
+    if isinstance(x, list):
+        return [_without_nan(value) for value in x]
+    return None if isinstance(x, float) and not math.isfinite(x) else x

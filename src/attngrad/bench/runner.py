@@ -1,0 +1,185 @@
+"""The run: for each case, verify every contender, then time them in turns."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from itertools import groupby
+
+import attngrad
+from attngrad.bench import grid, machine, memory, verify
+from attngrad.bench.cases import Case
+from attngrad.bench.passes import PASSES
+from attngrad.bench.peers import NAMES, OURS, OWN_FLOAT32, Ours, OursInFloat32, Peer, Prepared, load
+from attngrad.bench.probe import survey
+from attngrad.bench.quiet import Patience, Watch
+from attngrad.bench.results import Results, Row
+from attngrad.bench.timing import Budget, Call, Peaks, interleave
+
+Tell = Callable[[str, int], None]
+"""Takes what is being done, and how many steps are behind it since the last time."""
+
+BUDGETS = (Budget(0.08, 5), Budget(0.3, 7), Budget(1.0, 9))
+"""By level, for attngrad and torch; the others get about a third of it."""
+
+PATIENCE = (10.0, 120.0, 300.0)
+"""By level, the seconds that a run waits, in all, for other processes to leave the machine alone."""
+
+ATTEMPTS = 3
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the options of the command ask for."""
+
+    level: int
+    threads: int
+    peers: tuple[str, ...] = NAMES
+    only: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
+
+    def cases(self) -> list[tuple[Case, list[str]]]:
+        """The cases of the run, each with its passes."""
+        pairs = grid.select(self.level, self.only, self.dtypes)
+        return [(case, [name for _, name in of_case]) for case, of_case in groupby(pairs, key=lambda pair: pair[0])]
+
+    def lengths(self) -> tuple[int, ...]:
+        """The lengths of the memory section; none where the patterns or dtypes leave it out."""
+        wanted = not self.only or any(grid.matches(f"memory {memory.WORK}", pattern) for pattern in self.only)
+        return memory.SIZES[self.level] if wanted and (not self.dtypes or "float32" in self.dtypes) else ()
+
+    def budget(self, contender: str) -> Budget:
+        """attngrad and torch have the whole of it."""
+        whole = BUDGETS[self.level]
+        return whole if contender in (OURS, OWN_FLOAT32, "torch") else Budget(whole.seconds / 3, whole.least // 3 + 1)
+
+
+def time_quietly(row: Row, calls: Mapping[str, Call], budget: Callable[[str], Budget], patience: Patience) -> Row:
+    """``row`` with its timings; while it is disturbed and patience lasts, timed again, and the quietest kept."""
+    best = row
+    for attempt in range(ATTEMPTS):
+        watch = Watch.begin()
+        times = interleave(calls, {name: budget(name) for name in calls})
+        found = replace(row, times=times, others=watch.others())
+        if attempt == 0 or found.others < best.others or (best.disturbed and not found.disturbed):
+            best = found
+        if not found.disturbed or not patience.wait():
+            break
+    return best
+
+
+def run_case(
+    case: Case,
+    names: Sequence[str],
+    peers: Sequence[Peer],
+    budget: Callable[[str], Budget],
+    patience: Patience,
+) -> Iterator[Row]:
+    """The rows of a case, each verified, then timed. A row with a contender that fails is not timed."""
+    x = case.inputs()
+    sample = verify.choose(case)
+    shown = verify.restrict(x, sample, case.n.group)
+    expected = verify.expect(case, shown, sample, names)
+    contenders = [Ours(), *peers]
+    if case.dtype in ("bfloat16", "float16"):
+        contenders.append(OursInFloat32())
+    for name in names:
+        notes = {peer.name: reason for peer in contenders if (reason := peer.refuses(case, name))}
+        fit = [peer for peer in contenders if peer.name not in notes]
+        errors: dict[str, float] = {}
+        prepared: dict[str, Prepared] = {}
+        try:
+            for peer in fit:
+                ready = peer.prepare(case, name, shown)
+                label = f"{peer.name}, {case.label} {name}"
+                arrays = ready.arrays(ready.call())
+                errors[peer.name] = verify.check(label, arrays, expected, PASSES[name].outputs, case.dtype)
+                del arrays
+                prepared[peer.name] = ready if sample.whole else peer.prepare(case, name, x)
+        except verify.VerificationError as error:
+            yield Row(case, name, errors=errors, notes=notes, failure=str(error))
+            continue
+        calls = {contender: ready.call for contender, ready in prepared.items()}
+        yield time_quietly(Row(case, name, errors=errors, notes=notes), calls, budget, patience)
+
+
+def find_peers(settings: Settings) -> tuple[list[Peer], list[str]]:
+    """The peers that are installed, and remarks on those that are not or that do not survive a dtype."""
+    installed = [name for name in settings.peers if name != "numpy" and find_spec(name) is not None]
+    environment, deadly, remarks = survey(installed, list(dict.fromkeys(case.dtype for case, _ in settings.cases())))
+    os.environ.update(environment)
+    peers = []
+    for name in settings.peers:
+        try:
+            peer = load(name, settings.threads)
+        except ImportError as error:
+            remarks.append(str(error))
+        else:
+            peer.deadly |= {dtype: reason for (of, dtype), reason in deadly.items() if of == name}
+            peers.append(peer)
+    return peers, remarks
+
+
+def run(settings: Settings, tell: Tell) -> Results:
+    """Everything that the settings ask for; an interrupt ends the run early and keeps what was found."""
+    attngrad.set_num_threads(settings.threads)
+    tell("peers", 0)
+    peers, remarks = find_peers(settings)
+    results = Results(
+        machine.describe(settings.threads),
+        {"python": machine.python_version(), OURS: attngrad.__version__, **{peer.name: peer.version for peer in peers}},
+        machine.commit(),
+        machine.now(),
+        grid.LEVELS[settings.level],
+        remarks=remarks,
+    )
+    peaks = Peaks()
+    try:
+        _measure(settings, peers, peaks, results, tell)
+    except KeyboardInterrupt:
+        results.remarks.append("bench: interrupted; what follows is what was measured until then.")
+    results.peak, results.bandwidth = dict(peaks.fma), peaks.bandwidth
+    return results
+
+
+def _measure(settings: Settings, peers: list[Peer], peaks: Peaks, results: Results, tell: Tell) -> None:
+    patience = Patience(PATIENCE[settings.level])
+    tell("peak and bandwidth", 0)
+    patience.wait()
+    peaks.measure()
+    peaks.measure_bandwidth()
+    group = ""
+    for case, names in settings.cases():
+        tell(f"{case.group}: {case.label}", 0)
+        if group not in ("", case.group):
+            peaks.measure(1, ("float32",))
+        group = case.group
+        for row in run_case(case, names, peers, settings.budget, patience):
+            results.rows.append(row)
+            tell(_line(row), 1)
+    for n in settings.lengths():
+        for name in (OURS, *(peer.name for peer in peers if peer.name == "torch")):
+            tell(f"memory: {name}, n = {n}", 0)
+            results.memory.append(memory.measure(name, n, settings.threads))
+            tell(f"memory: {name}, n = {n}: {results.memory[-1].multiple:.1f} x the size of q", 1)
+    tell("peak and bandwidth, again", 0)
+    patience.wait()
+    peaks.measure()
+    peaks.measure_bandwidth()
+
+
+def _line(row: Row) -> str:
+    """A row in one line, for the log."""
+    if row.failure is not None:
+        return f"FAILED {row.failure}"
+    others = "".join(f", {name} x{row.ratio(name):.2f}" for name in row.times if name != OURS)
+    disturbed = f" (disturbed; others used {row.others:.1f} cores)" if row.disturbed else ""
+    return f"{row.case.group}: {row.label} {row.times[OURS].median * 1e3:.4g} ms{others}{disturbed}"
+
+
+def steps(settings: Settings) -> int:
+    """How many steps the progress of a run has, where torch is installed."""
+    rows = sum(len(names) for _, names in settings.cases())
+    return rows + len(settings.lengths()) * (1 + ("torch" in settings.peers))

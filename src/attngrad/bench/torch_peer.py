@@ -1,0 +1,85 @@
+"""torch's scaled_dot_product_attention, on the best path that it has for each case.
+
+Causal with T = S goes through is_causal, grouped heads through enable_gqa; other causal shapes and windows are boolean
+masks, a bias is a floating mask. Gradients come from torch.autograd.grad, the forward runs in inference mode. Where a
+bias is differentiated or D != E, torch itself takes its n x n path.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import numpy as np
+
+from attngrad._arrays import BFLOAT16
+from attngrad.bench.cases import Case, Inputs, NDArray
+from attngrad.bench.peers import Peer, Prepared, gradients
+
+
+class Torch(Peer):
+    """torch.nn.functional.scaled_dot_product_attention."""
+
+    name = "torch"
+
+    def __init__(self, threads: int) -> None:
+        self.torch: Any = importlib.import_module("torch")
+        self.torch.set_num_threads(threads)
+        passes = {"forward": self._forward, "forward + backward": self._backward}
+        super().__init__(str(self.torch.__version__), passes)
+        self._sdpa = self.torch.nn.functional.scaled_dot_product_attention
+
+    def tensor(self, x: NDArray) -> Any:
+        """``x`` as a tensor on the same memory."""
+        if x.dtype == BFLOAT16:
+            return self.torch.from_numpy(x.view(np.int16)).view(self.torch.bfloat16)
+        return self.torch.from_numpy(x)
+
+    def array(self, x: Any) -> NDArray:
+        """A tensor as a NumPy array; bfloat16 as float32."""
+        x = x.detach()
+        array: NDArray = (x.float() if x.dtype == self.torch.bfloat16 else x).numpy()
+        return array
+
+    def _options(self, case: Case, x: Inputs) -> dict[str, Any]:
+        options: dict[str, Any] = {}
+        visible = case.visible(np.arange(case.n.t))
+        if case.options.causal and case.n.t == case.n.s and x.mask is None and x.bias is None:
+            options["is_causal"] = True
+        elif x.bias is not None:
+            bias = x.bias if visible is None else np.where(visible, x.bias, -np.inf).astype(x.bias.dtype)
+            options["attn_mask"] = self.tensor(bias)
+        elif visible is not None or x.mask is not None:
+            planes = [plane for plane in (visible, x.mask) if plane is not None]
+            options["attn_mask"] = self.tensor(np.logical_and.reduce(planes))
+        if case.n.group > 1:
+            options["enable_gqa"] = True
+        return options
+
+    def _forward(self, case: Case, x: Inputs) -> Prepared:
+        q, k, v = (self.tensor(a) for a in x[:3])
+        sdpa, options, inference_mode = self._sdpa, self._options(case, x), self.torch.inference_mode
+
+        def call() -> Any:
+            with inference_mode():
+                return sdpa(q, k, v, **options)
+
+        return Prepared(call, lambda out: {"out": self.array(out)})
+
+    def _backward(self, case: Case, x: Inputs) -> Prepared:
+        q, k, v = (self.tensor(a).requires_grad_() for a in x[:3])
+        dout = self.tensor(x.dout)
+        sdpa, options = self._sdpa, self._options(case, x)
+        leaves = [q, k, v]
+        if case.options.dbias:
+            leaves.append(options["attn_mask"].requires_grad_())
+        grad = self.torch.autograd.grad
+
+        def call() -> Any:
+            out = sdpa(q, k, v, **options)
+            return out, grad(out, leaves, dout)
+
+        return Prepared(call, lambda found: gradients(found, self.array))
+
+
+PEER = Torch
