@@ -106,7 +106,7 @@ public:
             if (any) add_tile(task, k0, k1);
             if (task.chunks > 1) tickets.pass(task.ticket + j, static_cast<std::int32_t>(task.chunk));
         }
-        if (g_.dbias && g_.dbias.s == 0) add_bias_rows(task, bias_tickets, team);
+        if (g_.dbias && g_.dbias.s == 0 && p_.S > 0) add_bias_rows(task, bias_tickets, team);
         for (int n = 0; n < blocks_; ++n) {
             const Packed& q = packed_[n];
             for (int i = 0; i < q.q.width; ++i) factor_[i] = static_cast<T>(p_.scale);

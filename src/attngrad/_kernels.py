@@ -73,7 +73,7 @@ def backward(x: Operands, o: Options, saved: Saved, dout: Array | None, dlse: Ar
     bias = None if x.bias is None else _plane(x.bias, x)
     dbias = None if bias is None else np.zeros(bias.shape, wide)
     dout = None if dout is None else _bits(_rows(dout))
-    dlse = None if dlse is None else np.ascontiguousarray(dlse)
+    dlse = None if dlse is None else _contiguous(dlse)
     _call(x, o, bias).backward(dout, dlse, *saved, _bits(dq), dk, dv, delta, dbias)
     return Gradients(
         dq,
@@ -108,7 +108,7 @@ def _call(x: Operands, o: Options, bias: Array | None = None) -> _native.Call:
         bias = _plane(x.bias, x) if bias is None else bias
         extra |= {"bias": _bits(bias), "bias_type": _TYPES[x.bias.dtype]}
     if x.sinks is not None:
-        extra["sinks"] = np.ascontiguousarray(_widen(x.sinks))
+        extra["sinks"] = _contiguous(_widen(x.sinks))
     if x.segments is not None:
         extra["q_segments"], extra["k_segments"] = _segments(x)
     if o.dropout > 0.0 and o.seed is not None:
@@ -133,6 +133,11 @@ def _call(x: Operands, o: Options, bias: Array | None = None) -> _native.Call:
     )
 
 
+def _contiguous(x: Array) -> Array:
+    """``x``, or a copy of it where it is not contiguous and aligned."""
+    return np.require(x, requirements=["C_CONTIGUOUS", "ALIGNED"])
+
+
 def _rows(x: Array) -> Array:
     """``x`` (..., H, T, D) with four axes and features contiguous; a copy only where the strides leave no other way."""
     if x.ndim != 4:
@@ -142,7 +147,7 @@ def _rows(x: Array) -> Array:
         return x
     strides = x.strides
     if (strides[3] != size and x.shape[3] > 1) or any(s % size for s in strides) or not x.flags.aligned:
-        return np.ascontiguousarray(x)
+        return _contiguous(x)
     return x
 
 
@@ -153,7 +158,7 @@ def _plane(x: Array, operands: Operands) -> Array:
         x = np.broadcast_to(x, (*leading, *x.shape[-3:])).reshape(math.prod(leading), *x.shape[-3:])
     x = x.reshape((1,) * (4 - x.ndim) + x.shape)
     if any(s % x.itemsize for s in x.strides) or not x.flags.aligned:
-        return np.ascontiguousarray(x)
+        return _contiguous(x)
     return x
 
 
@@ -181,7 +186,7 @@ def _narrow(x: Array, dtype: Any) -> Array:
     """A C-contiguous sum, rounded to ``dtype``."""
     if x.dtype == dtype:
         return x
-    x = np.ascontiguousarray(x)
+    x = _contiguous(x)
     out = np.empty(x.shape, dtype)
     _native.narrow(_TYPES[dtype], x, _bits(out))
     return out
