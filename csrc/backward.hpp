@@ -103,7 +103,7 @@ public:
                 tickets.wait(task.ticket + j, static_cast<std::int32_t>(task.chunk), team);
                 if (team.cancelled()) return;
             }
-            if (any) add_tile(task, k0, k1);
+            if (any || task.chunk == 0) add_tile(task, any, k0, k1);
             if (task.chunks > 1) tickets.pass(task.ticket + j, static_cast<std::int32_t>(task.chunk));
         }
         if (g_.dbias && g_.dbias.s == 0 && p_.S > 0) add_bias_rows(task, bias_tickets, team);
@@ -284,15 +284,23 @@ private:
         }
     }
 
-    void add_tile(const Task& task, long k0, long k1) {
-        const std::int64_t head = (task.b * p_.Hk + task.key_head) * p_.S;
-        auto* dk = static_cast<T*>(g_.dk) + (head + k0) * p_.D;
-        auto* dv = static_cast<T*>(g_.dv) + (head + k0) * p_.E;
-        const T scale = static_cast<T>(p_.scale);
-        for (long k = 0; k < k1 - k0; ++k) {
-            for (long d = 0; d < p_.D; ++d) dk[k * p_.D + d] += scale * dk_[k * padded<T>(p_.D) + d];
-            for (long e = 0; e < p_.E; ++e) dv[k * p_.E + e] += dv_[k * padded<T>(p_.E) + e];
-        }
+    // The sums of the tile to the result: the first chunk writes, the others add.
+    void add_tile(const Task& task, bool any, long k0, long k1) {
+        const std::int64_t head = (task.b * p_.Hk + task.key_head) * p_.S + k0;
+        const bool first = task.chunk == 0;
+        const auto add = [&](T* out, const T* tile, long length, T factor) {
+            for (long k = 0; k < k1 - k0; ++k, out += length, tile += padded<T>(length)) {
+                if (!any) {
+                    std::memset(out, 0, sizeof(T) * length);
+                } else if (first) {
+                    for (long i = 0; i < length; ++i) out[i] = factor * tile[i];
+                } else {
+                    for (long i = 0; i < length; ++i) out[i] += factor * tile[i];
+                }
+            }
+        };
+        add(static_cast<T*>(g_.dk) + head * p_.D, dk_, p_.D, static_cast<T>(p_.scale));
+        add(static_cast<T*>(g_.dv) + head * p_.E, dv_, p_.E, T{1});
     }
 
     // dbias (R5): Omega summed over the axes that the bias was broadcast along. Sums within the tile come first.

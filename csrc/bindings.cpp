@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "buffers.hpp"
 #include "philox.hpp"
 #include "problem.hpp"
 #include "team.hpp"
@@ -35,6 +36,17 @@ void keep_mask(Mask out, std::uint64_t seed, std::uint32_t threshold, std::int64
         for (std::int64_t h = 0; h < heads; ++h)
             for (std::int64_t i = 0; i < queries; ++i, row += keys)
                 keep_row(row, keys, {b0 + b, h0 + h, i0 + i, j0}, seed, threshold);
+}
+
+// Bytes for a result, which go back to the shelf when the array is freed.
+nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>> buffer(std::size_t bytes) {
+    auto* owned = new Buffer(take_buffer(bytes));
+    nb::capsule owner(owned, [](void* p) noexcept {
+        auto* b = static_cast<Buffer*>(p);
+        give_buffer(*b);
+        delete b;
+    });
+    return {owned->data, {bytes}, owner};
 }
 
 Rows rows_of(const Array& x) { return {x.data(), x.stride(0), x.stride(1), x.stride(2)}; }
@@ -202,6 +214,7 @@ NB_MODULE(_native, m) {
     m.def("set_isa", &set_isa);
     m.def("set_num_threads", [](int n) { g_threads = n; });
     m.def("get_num_threads", [] { return g_threads; });
+    m.def("buffer", &buffer, nb::arg("bytes"));
     m.def("narrow", &narrow, nb::arg("kind"), nb::arg("wide").noconvert(), nb::arg("out").noconvert());
     m.def("fma_rate", &fma_rate, nb::arg("f64"), nb::arg("rounds"));
     m.def("read_rate", &read_rate, nb::arg("data").noconvert());

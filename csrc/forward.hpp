@@ -231,7 +231,8 @@ void forward(const Problem& p, const ForwardResult& r, Team& team) {
     passes.reserve(workers);
     for (int n = 0; n < workers; ++n) passes.emplace_back(p, r, scratch.data() + each * n);
     team.run(tasks, worth, [&](std::int64_t task, int worker) {
-        const std::int64_t n = blocks.count - 1 - task / heads, head = task % heads;  // causal: longest first
+        // Blocks of one head together, for its keys and values to stay in the cache; the longest of a causal mask first.
+        const std::int64_t head = task / blocks.count, n = blocks.count - 1 - task % blocks.count;
         passes[worker].run(head / p.Hk, head % p.Hk, blocks.first(n), blocks.length(n), team);
     });
 }

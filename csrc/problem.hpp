@@ -60,7 +60,7 @@ struct BackwardProblem {
     const void* out = nullptr;      // (B, Hq, T, E), compute type, contiguous
     const void *top = nullptr, *inverse = nullptr;
     void* dq = nullptr;             // (B, Hq, T, D), storage type
-    void *dk = nullptr, *dv = nullptr;  // (B, Hk, S, D) and (B, Hk, S, E), compute type, zeroed by the caller
+    void *dk = nullptr, *dv = nullptr;  // (B, Hk, S, D) and (B, Hk, S, E), compute type; written where B Hq T > 0
     void* delta = nullptr;          // (B, Hq, T), compute type
     Plane dbias;                    // compute type, zeroed by the caller; null where there is no bias
 };

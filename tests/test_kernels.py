@@ -337,6 +337,19 @@ def test_forward_and_backward_of_a_long_sequence_take_linear_memory():
     assert float(script(code)) < 12
 
 
+def test_results_that_are_alive_are_never_reused():
+    c = make(("causal",), Shape((2,), 4, 2, 150, 160, 32, 16))
+    first = forward_and_backward(c)
+    copies = {name: x.copy() for name, x in first.items()}
+    view = first["out"][0, 0]
+    for seed in range(4):
+        forward_and_backward(make(("causal",), c.shape, seed))
+    assert all(np.array_equal(first[name], copies[name]) for name in first)
+    del first["out"]
+    forward_and_backward(make((), c.shape))
+    assert np.array_equal(view, copies["out"][0, 0])  # a view keeps its memory
+
+
 def test_out_may_be_overwritten_before_the_pullback():
     c = make(("causal",))
     out, pullback = attngrad.vjp(*c.qkv, **c.options)

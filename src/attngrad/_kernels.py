@@ -46,8 +46,8 @@ class Saved(NamedTuple):
 def forward(x: Operands, o: Options) -> tuple[Array, Array]:
     """``out`` in the dtype of q, and ``lse`` in the accumulation dtype."""
     dtype = x.q.dtype
-    out = np.empty(x.out_shape, dtype)
-    lse = np.empty(x.out_shape[:-1], ACCUMULATE.get(dtype, dtype))
+    out = _empty(x.out_shape, dtype)
+    lse = _empty(x.out_shape[:-1], ACCUMULATE.get(dtype, dtype))
     _call(x, o).forward(_bits(out), None, lse, None, None)
     return out, lse
 
@@ -56,9 +56,9 @@ def forward_saving(x: Operands, o: Options) -> tuple[Array, Array, Saved]:
     """``out, lse`` as ``forward``, and what ``backward`` needs; nothing of it is shared with ``out``."""
     dtype = x.q.dtype
     wide = ACCUMULATE.get(dtype, dtype)
-    out = np.empty(x.out_shape, dtype)
-    lse = np.empty(x.out_shape[:-1], wide)
-    saved = Saved(np.empty(x.out_shape, wide), np.empty_like(lse), np.empty_like(lse))
+    rows = x.out_shape[:-1]
+    out, lse = _empty(x.out_shape, dtype), _empty(rows, wide)
+    saved = Saved(_empty(x.out_shape, wide), _empty(rows, wide), _empty(rows, wide))
     _call(x, o).forward(_bits(out), saved.out, lse, saved.top, saved.inverse)
     return out, lse, saved
 
@@ -67,9 +67,10 @@ def backward(x: Operands, o: Options, saved: Saved, dout: Array | None, dlse: Ar
     """The VJP of <dout, out> + <dlse, lse>."""
     dtype = x.q.dtype
     wide = ACCUMULATE.get(dtype, dtype)
-    dq = np.empty(x.q.shape, dtype)
-    dk, dv = np.zeros(x.k.shape, wide), np.zeros(x.v.shape, wide)
-    delta = np.empty(x.out_shape[:-1], wide)
+    dq = _empty(x.q.shape, dtype)
+    allocate = _empty if dq.size else np.zeros  # the kernel writes them where there are queries
+    dk, dv = allocate(x.k.shape, wide), allocate(x.v.shape, wide)
+    delta = _empty(x.out_shape[:-1], wide)
     bias = None if x.bias is None else _plane(x.bias, x)
     dbias = None if bias is None else np.zeros(bias.shape, wide)
     dout = None if dout is None else _bits(_rows(dout))
@@ -133,6 +134,14 @@ def _call(x: Operands, o: Options, bias: Array | None = None) -> _native.Call:
     )
 
 
+def _empty(shape: tuple[int, ...], dtype: Any) -> Array:
+    """``numpy.empty``, from memory that earlier results have left where that saves page faults."""
+    size = math.prod(shape) * dtype.itemsize
+    if size < 1 << 16:
+        return np.empty(shape, dtype)
+    return _native.buffer(size).view(dtype).reshape(shape)
+
+
 def _contiguous(x: Array) -> Array:
     """``x``, or a copy of it where it is not contiguous and aligned."""
     return np.require(x, requirements=["C_CONTIGUOUS", "ALIGNED"])
@@ -187,7 +196,7 @@ def _narrow(x: Array, dtype: Any) -> Array:
     if x.dtype == dtype:
         return x
     x = _contiguous(x)
-    out = np.empty(x.shape, dtype)
+    out = _empty(x.shape, dtype)
     _native.narrow(_TYPES[dtype], x, _bits(out))
     return out
 

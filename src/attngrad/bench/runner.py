@@ -139,7 +139,7 @@ def run(settings: Settings, tell: Tell) -> Results:
     try:
         _measure(settings, peers, peaks, results, tell)
     except KeyboardInterrupt:
-        results.remarks.append("bench: interrupted; what follows is what was measured until then.")
+        results.remarks.append("bench: interrupted; this is what was measured until then.")
     results.peak, results.bandwidth = dict(peaks.fma), peaks.bandwidth
     return results
 

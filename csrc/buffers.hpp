@@ -1,0 +1,17 @@
+// Memory for results, kept for the next call. Fresh pages cost a fault each, which for mid-sized results takes longer than
+// computing them; a block that a freed array leaves behind has its pages already.
+#pragma once
+
+#include <cstddef>
+
+namespace attngrad {
+
+struct Buffer {
+    void* data;
+    std::size_t capacity;
+};
+
+Buffer take_buffer(std::size_t bytes);  // throws std::bad_alloc
+void give_buffer(Buffer buffer) noexcept;
+
+}  // namespace attngrad
