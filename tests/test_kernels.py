@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import attngrad
-from attngrad import Gradients, _native, reference
+from attngrad import Gradients, _kernels, _native, reference
 from attngrad.testing import relative_error, rms_error, rounding_bound
 from cases import EVERYTHING, OPTIONS, SINGLES, Case, Shape, label, make
 
@@ -363,3 +363,11 @@ def test_all_options_are_in_the_table():
     """A new option must enter the table that feeds these tests."""
     covered = set().union(*(builder(np.random.default_rng(0), Shape()) for builder in OPTIONS.values()))
     assert covered | {"return_lse"} == set(reference.OptionArguments.__annotations__)
+
+
+def test_what_the_kernels_are_given_is_aligned():
+    """x86 forgives an unaligned read, so the results alone would not tell."""
+    raw = np.zeros(2 * 3 * 4 * 8 + 1, np.uint8)[1:].view(np.float64).reshape(1, 2, 3, 4)
+    assert not raw.flags.aligned
+    for prepared in (_kernels._rows(raw), _kernels._contiguous(raw)):
+        assert prepared.flags.aligned
