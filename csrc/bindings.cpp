@@ -49,7 +49,10 @@ nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>> buffer(std::size_t bytes) {
     return {owned->data, {bytes}, owner};
 }
 
-Rows rows_of(const Array& x) { return {x.data(), x.stride(0), x.stride(1), x.stride(2)}; }
+Rows rows_of(const Array& x) {
+    if (!x.is_valid()) return {};
+    return {x.data(), x.stride(0), x.stride(1), x.stride(2)};
+}
 
 Plane plane_of(const Array& x, Type type) {
     if (!x.is_valid()) return {};
@@ -124,30 +127,62 @@ void run(Work work) {
     if (cancelled) throw nb::python_error();
 }
 
+ForwardResult forward_result(const Output& out, const Output& wide_out, const Output& lse, const Output& top,
+                             const Output& inverse) {
+    return {data_of(out), data_of(wide_out), data_of(lse), data_of(top), data_of(inverse)};
+}
+
 void forward(const Call& call, Output out, Output wide_out, Output lse, Output top, Output inverse) {
-    ForwardResult r;
-    r.out = data_of(out);
-    r.wide_out = data_of(wide_out);
-    r.lse = data_of(lse);
-    r.top = data_of(top);
-    r.inverse = data_of(inverse);
+    const ForwardResult r = forward_result(out, wide_out, lse, top, inverse);
     run([&](Team& team) { g_kernels->forward(call.p, r, team); });
+}
+
+// The directions of forward mode; arrays are kept alive here, as in Call.
+struct Directions {
+    Tangents t;
+    std::vector<Array> alive;
+
+    Directions(Array q, Array k, Array v, Array bias, int bias_type, Array sinks) {
+        t.q = rows_of(q);
+        t.k = rows_of(k);
+        t.v = rows_of(v);
+        t.bias = plane_of(bias, static_cast<Type>(bias_type));
+        t.sinks = data_of(sinks);
+        for (auto& x : {q, k, v, bias, sinks})
+            if (x.is_valid()) alive.push_back(x);
+    }
+    Directions(const Directions&) = delete;
+};
+
+void forward_tangent(const Call& call, const Directions& directions, Output out, Output wide_out, Output lse, Output top,
+                     Output inverse, Output out_dot, Output wide_out_dot, Output lse_dot, Output shift, Output mean) {
+    const ForwardTangentResult r{forward_result(out, wide_out, lse, top, inverse),
+                                 data_of(out_dot), data_of(wide_out_dot), data_of(lse_dot), data_of(shift), data_of(mean)};
+    run([&](Team& team) { g_kernels->forward_tangent(call.p, directions.t, r, team); });
+}
+
+BackwardProblem backward_problem(const Array& dout, const Array& dlse, const Array& out, const Array& top,
+                                 const Array& inverse, const Output& dq, const Output& dk, const Output& dv,
+                                 const Output& delta, const Array& dbias) {
+    return {rows_of(dout), data_of(dlse), data_of(out), data_of(top),   data_of(inverse),
+            data_of(dq),   data_of(dk),   data_of(dv),  data_of(delta), plane_of(dbias, Type::f32)};
 }
 
 void backward(const Call& call, Array dout, Array dlse, Array out, Array top, Array inverse, Output dq, Output dk,
               Output dv, Output delta, Array dbias) {
-    BackwardProblem g;
-    if (dout.is_valid()) g.dout = rows_of(dout);
-    g.dlse = data_of(dlse);
-    g.out = data_of(out);
-    g.top = data_of(top);
-    g.inverse = data_of(inverse);
-    g.dq = data_of(dq);
-    g.dk = data_of(dk);
-    g.dv = data_of(dv);
-    g.delta = data_of(delta);
-    g.dbias = plane_of(dbias, Type::f32);
+    const BackwardProblem g = backward_problem(dout, dlse, out, top, inverse, dq, dk, dv, delta, dbias);
     run([&](Team& team) { g_kernels->backward(call.p, g, team); });
+}
+
+void backward_tangent(const Call& call, const Directions& directions, Array dout, Array dlse, Array out, Array top,
+                      Array inverse, Output dq, Output dk, Output dv, Output delta, Array dbias, Array dout_dot,
+                      Array dlse_dot, Array out_dot, Array shift, Array mean, Output dq_dot, Output dk_dot, Output dv_dot,
+                      Output delta_dot, Array dbias_dot) {
+    const BackwardTangentProblem g{backward_problem(dout, dlse, out, top, inverse, dq, dk, dv, delta, dbias),
+                                   rows_of(dout_dot), data_of(dlse_dot), data_of(out_dot), data_of(shift), data_of(mean),
+                                   data_of(dq_dot), data_of(dk_dot), data_of(dv_dot), data_of(delta_dot),
+                                   plane_of(dbias_dot, Type::f32)};
+    run([&](Team& team) { g_kernels->backward_tangent(call.p, directions.t, g, team); });
 }
 
 void narrow(int type, Array in, Output out) {
@@ -233,5 +268,15 @@ NB_MODULE(_native, m) {
              nb::arg("threshold") = 0, nb::arg("seed") = 0)
         .def("forward", &forward, none("out"), none("wide_out"), none("lse"), none("top"), none("inverse"))
         .def("backward", &backward, none("dout"), none("dlse"), none("out"), none("top"), none("inverse"), none("dq"),
-             none("dk"), none("dv"), none("delta"), none("dbias"));
+             none("dk"), none("dv"), none("delta"), none("dbias"))
+        .def("forward_tangent", &forward_tangent, nb::arg("directions"), none("out"), none("wide_out"), none("lse"),
+             none("top"), none("inverse"), none("out_dot"), none("wide_out_dot"), none("lse_dot"), none("shift"),
+             none("mean"))
+        .def("backward_tangent", &backward_tangent, nb::arg("directions"), none("dout"), none("dlse"), none("out"),
+             none("top"), none("inverse"), none("dq"), none("dk"), none("dv"), none("delta"), none("dbias"),
+             none("dout_dot"), none("dlse_dot"), none("out_dot"), none("shift"), none("mean"), none("dq_dot"),
+             none("dk_dot"), none("dv_dot"), none("delta_dot"), none("dbias_dot"));
+    nb::class_<Directions>(m, "Directions")
+        .def(nb::init<Array, Array, Array, Array, int, Array>(), none("q"), none("k"), none("v"), none("bias"),
+             nb::arg("bias_type"), none("sinks"));
 }

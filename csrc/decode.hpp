@@ -86,15 +86,15 @@ private:
           top_(cut.take<T>(block<T>)),
           sum_(cut.take<T>(block<T>)),
           factor_(cut.take<T>(block<T>)),
-          k_(std::is_same_v<S, T> ? nullptr : cut.take<T>(keys<T> * p.D)),
+          k_(p.D, cut),
           v_(cut.take<T>(keys<T> * padded<T>(p.E))),
           scores_(p, cut),
           used_(cut.used()) {}
 
     void tile(std::int64_t key_head, long k0, long k1, T* out) {
-        const auto [k, k_stride] = key_rows<S, T>(p_.k, q_.b, key_head, k0, k1, p_.D, k_);
+        k_.load(p_.k, q_.b, key_head, k0, k1);
         const long columns = padded<T>(p_.E), n = k1 - k0;
-        dot_products<T>(q_rows_, padded<T>(p_.D), q_.count, k, k_stride, n, p_.D, st_);
+        dot_products<T>(q_rows_, padded<T>(p_.D), q_.count, k_.rows(), k_.stride(), n, p_.D, st_);
         for (long i = 0; i < n; ++i)
             for (int lane = q_.count; lane < q_.width; ++lane) st_[i * block<T> + lane] = 0;
         softmax<T, 1>(scores_, st_, k0, Span{k0, k1}, q_.all.inner, 0, top_, sum_, factor_);
@@ -119,7 +119,9 @@ private:
 
     const Problem& p_;
     Block<T> q_;
-    T *q_rows_, *st_, *top_, *sum_, *factor_, *k_, *v_;
+    T *q_rows_, *st_, *top_, *sum_, *factor_;
+    KeyTile<S> k_;
+    T* v_;
     Scores<T> scores_;
     std::size_t used_;
 };

@@ -5,8 +5,7 @@
 
 #include <vector>
 
-#include "product.hpp"
-#include "scores.hpp"
+#include "key_tile.hpp"
 #include "team.hpp"
 
 namespace attngrad::ATTNGRAD_ISA {
@@ -42,7 +41,7 @@ inline void unpack_lanes(const T* in, const T* factor, const Problem& p, const B
     for (int n = 0; n < q.width; n += lanes<T>) {
         transpose_out<T>(in + n, block<T>, columns, rows, columns, load<T>(factor + n));
         for (int i = 0; i < lanes<T> && n + i < q.count; ++i) {
-            const std::int64_t at = ((q.b * p.Hq + q.head[n + i]) * p.T + q.row[n + i]) * length;
+            const std::int64_t at = q.index(p, n + i) * length;
             if (out) narrow_row<S, T>(rows + i * columns, length, out + at);
             if (wide) narrow_row<T, T>(rows + i * columns, length, wide + at);
         }
@@ -72,7 +71,7 @@ __attribute__((noinline)) void softmax(const Scores<T>& scores, T* s, long k0, S
         for (int v = 0; v < NV; ++v) {
             Vec<T> x = load<T>(row + v * W);
             if constexpr (masked) {
-                x = scores.template apply<false>(x, k, lane + v * W);
+                x = scores.template apply<0>(x, k, lane + v * W);
                 store<T>(row + v * W, x);
             }
             m[v] = vmax(x, m[v]);
@@ -144,8 +143,8 @@ private:
           top_(cut.take<T>(block<T>)),
           sum_(cut.take<T>(block<T>)),
           factor_(cut.take<T>(block<T>)),
-          k_(std::is_same_v<S, T> ? nullptr : cut.take<T>(keys<T> * p.D)),
-          v_(std::is_same_v<S, T> ? nullptr : cut.take<T>(keys<T> * p.E)),
+          k_(p.D, cut),
+          v_(p.E, cut),
           scores_(p, cut),
           used_(cut.used()) {}
 
@@ -160,15 +159,13 @@ private:
     }
 
     void tile(std::int64_t key_head, long k0, long k1) {
-        const auto [k, k_stride] = key_rows<S, T>(p_.k, q_.b, key_head, k0, k1, p_.D, k_);
-        const auto [v, v_stride] = key_rows<S, T>(p_.v, q_.b, key_head, k0, k1, p_.E, v_);
+        k_.load(p_.k, q_.b, key_head, k0, k1);
+        v_.load(p_.v, q_.b, key_head, k0, k1);
         for (int lane = 0; lane < q_.width; lane += panel<T>) {
             const Panel<T> panel(q_, lane, k0, k1);
             if (panel.blind()) continue;
             panel.parts([&](int vectors, int at, Span span) {
-                product<T, Order::RowMajor, ToZero>(vectors, span.b - span.a, p_.D, k + (span.a - k0) * k_stride,
-                                                      k_stride, qt_ + at, block<T>, st_ + (span.a - k0) * block<T> + at,
-                                                      block<T>);
+                k_.template dots<ToZero>(vectors, span, qt_ + at, st_ + (span.a - k0) * block<T> + at);
             });
             const auto weights = [&](auto* softmax, int at, Span span) {
                 softmax(scores_, st_ + at, k0, span, panel.inner, at, top_ + at, sum_ + at, factor_ + at);
@@ -183,9 +180,7 @@ private:
             }
             bool rescaled = false;
             const auto add = [&]<class To>(To, int vectors, int at, Span span) {
-                product<T, Order::ColMajor, To>(vectors, p_.E, span.b - span.a, v + (span.a - k0) * v_stride, v_stride,
-                                                  st_ + (span.a - k0) * block<T> + at, block<T>, ot_ + at, block<T>,
-                                                  factor_ + at);
+                v_.template combine<To>(vectors, span, st_ + (span.a - k0) * block<T> + at, ot_ + at, factor_ + at);
             };
             if (panel.common.empty()) add(ToScaledC{}, panel.vectors, lane, Span{k0, k0}), rescaled = true;
             panel.parts([&](int vectors, int at, Span span) {
@@ -210,7 +205,8 @@ private:
     const Problem& p_;
     ForwardResult r_;
     Block<T> q_;
-    T *rows_, *qt_, *ot_, *st_, *top_, *sum_, *factor_, *k_, *v_;
+    T *rows_, *qt_, *ot_, *st_, *top_, *sum_, *factor_;
+    KeyTile<S> k_, v_;
     Scores<T> scores_;
     std::size_t used_;
 };
@@ -218,23 +214,28 @@ private:
 // How many threads a number of floating-point operations is worth waking.
 inline int worth_waking(double flops) { return flops < 4e5 ? 1 : static_cast<int>(std::min(flops / 2e5, 4096.0)); }
 
-template <class S>
-void forward(const Problem& p, const ForwardResult& r, Team& team) {
-    using T = Compute<S>;
+// A forward pass over all blocks of queries; `flops` for each query and key. `make` gives the pass of one worker its memory.
+template <class Pass, class T, class Make>
+void run_blocks(const Problem& p, double flops, Team& team, std::size_t bytes, Make make) {
     const RowBlocks blocks(p, block<T>);
     const std::int64_t heads = p.B * p.Hk, tasks = heads * blocks.count;
-    const double flops = 2.0 * p.B * p.Hq * p.T * p.S * (p.D + p.E);
-    const int worth = worth_waking(flops), workers = team.workers(tasks, worth);
-    const std::size_t each = Scratch::bytes<char>(Forward<S>::bytes(p));
+    const int worth = worth_waking(flops * p.B * p.Hq * p.T * p.S), workers = team.workers(tasks, worth);
+    const std::size_t each = Scratch::bytes<char>(bytes);
     const Scratch scratch(each * workers);
-    std::vector<Forward<S>> passes;
+    std::vector<Pass> passes;
     passes.reserve(workers);
-    for (int n = 0; n < workers; ++n) passes.emplace_back(p, r, scratch.data() + each * n);
+    for (int n = 0; n < workers; ++n) passes.push_back(make(scratch.data() + each * n));
     team.run(tasks, worth, [&](std::int64_t task, int worker) {
         // Blocks of one head together, for its keys and values to stay in the cache; the longest of a causal mask first.
         const std::int64_t head = task / blocks.count, n = blocks.count - 1 - task % blocks.count;
         passes[worker].run(head / p.Hk, head % p.Hk, blocks.first(n), blocks.length(n), team);
     });
+}
+
+template <class S>
+void forward(const Problem& p, const ForwardResult& r, Team& team) {
+    run_blocks<Forward<S>, Compute<S>>(p, 2.0 * (p.D + p.E), team, Forward<S>::bytes(p),
+                                       [&](char* memory) { return Forward<S>(p, r, memory); });
 }
 
 }  // namespace attngrad::ATTNGRAD_ISA

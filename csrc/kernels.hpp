@@ -2,7 +2,9 @@
 #pragma once
 
 #include "backward.hpp"
+#include "backward_tangent.hpp"
 #include "decode.hpp"
+#include "forward_tangent.hpp"
 #include "probe.hpp"
 
 namespace attngrad::ATTNGRAD_ISA {
@@ -15,22 +17,28 @@ inline void any_forward(const Problem& p, const ForwardResult& r, Team& team) {
     forward<S>(p, r, team);
 }
 
-inline void run_forward(const Problem& p, const ForwardResult& r, Team& team) {
-    switch (p.type) {
-        case Type::f64: return any_forward<double>(p, r, team);
-        case Type::f32: return any_forward<float>(p, r, team);
-        case Type::f16: return any_forward<Half>(p, r, team);
-        case Type::bf16: return any_forward<BFloat16>(p, r, team);
+// f.operator()<S>() for the storage type.
+template <class F>
+inline void with_type(Type type, F f) {
+    switch (type) {
+        case Type::f64: return f.template operator()<double>();
+        case Type::f32: return f.template operator()<float>();
+        case Type::f16: return f.template operator()<Half>();
+        case Type::bf16: return f.template operator()<BFloat16>();
     }
 }
 
+inline void run_forward(const Problem& p, const ForwardResult& r, Team& team) {
+    with_type(p.type, [&]<class S>() { any_forward<S>(p, r, team); });
+}
 inline void run_backward(const Problem& p, const BackwardProblem& g, Team& team) {
-    switch (p.type) {
-        case Type::f64: return backward<double>(p, g, team);
-        case Type::f32: return backward<float>(p, g, team);
-        case Type::f16: return backward<Half>(p, g, team);
-        case Type::bf16: return backward<BFloat16>(p, g, team);
-    }
+    with_type(p.type, [&]<class S>() { backward<S>(p, g, team); });
+}
+inline void run_forward_tangent(const Problem& p, const Tangents& t, const ForwardTangentResult& r, Team& team) {
+    with_type(p.type, [&]<class S>() { forward_tangent<S>(p, t, r, team); });
+}
+inline void run_backward_tangent(const Problem& p, const Tangents& t, const BackwardTangentProblem& g, Team& team) {
+    with_type(p.type, [&]<class S>() { backward_tangent<S>(p, t, g, team); });
 }
 
 inline void run_narrow(Type type, const void* in, void* out, std::int64_t n, Team& team) {
@@ -39,7 +47,8 @@ inline void run_narrow(Type type, const void* in, void* out, std::int64_t n, Tea
     if (type == Type::bf16) narrow_array<BFloat16>(wide, static_cast<BFloat16*>(out), n, team);
 }
 
-inline constexpr Kernels kernels{ATTNGRAD_ISA_NAME, ATTNGRAD_VECTOR_BYTES, run_forward,          run_backward,
-                                 run_narrow,        multiply_add<float>,   multiply_add<double>, read_memory};
+inline constexpr Kernels kernels{
+    ATTNGRAD_ISA_NAME,    ATTNGRAD_VECTOR_BYTES, run_forward,           run_backward, run_forward_tangent,
+    run_backward_tangent, run_narrow,            multiply_add<float>, multiply_add<double>, read_memory};
 
 }  // namespace attngrad::ATTNGRAD_ISA

@@ -54,6 +54,22 @@ struct ForwardResult {
     void *lse = nullptr, *top = nullptr, *inverse = nullptr;  // (B, Hq, T)
 };
 
+// The directions of forward mode; null data: zero, and skipped.
+struct Tangents {
+    Rows q, k, v;
+    Plane bias;
+    const void* sinks = nullptr;  // (Hq,), in the compute type
+    bool scores() const { return q.data || k.data || bias || sinks; }  // whether the scores move
+};
+
+// lse_dot = shift + mean, kept apart: shift is s_dot at the largest score of the row, so that a shift common to the row,
+// however large, costs no digits of what is measured from it.
+struct ForwardTangentResult {
+    ForwardResult f;
+    void *out_dot = nullptr, *wide_out_dot = nullptr;  // like out and wide_out
+    void *lse_dot = nullptr, *shift = nullptr, *mean = nullptr;  // (B, Hq, T); the last two may be null
+};
+
 struct BackwardProblem {
     Rows dout;                      // null data: zero
     const void* dlse = nullptr;     // (B, Hq, T), compute type; null: zero
@@ -65,6 +81,17 @@ struct BackwardProblem {
     Plane dbias;                    // compute type, zeroed by the caller; null where there is no bias
 };
 
+struct BackwardTangentProblem {
+    BackwardProblem g;
+    Rows dout_dot;                   // null data: zero
+    const void* dlse_dot = nullptr;  // (B, Hq, T), compute type; null: zero
+    const void* out_dot = nullptr;   // (B, Hq, T, E), compute type, contiguous
+    const void *shift = nullptr, *mean = nullptr;
+    void* dq_dot = nullptr;  // what follows is laid out like its namesake without _dot
+    void *dk_dot = nullptr, *dv_dot = nullptr, *delta_dot = nullptr;
+    Plane dbias_dot;
+};
+
 // A kernel runs tasks 0, 1, ... of a fixed list; any thread may take the next one. Returns false when cancelled.
 class Team;
 
@@ -73,6 +100,8 @@ struct Kernels {
     int vector_bytes;
     void (*forward)(const Problem&, const ForwardResult&, Team&);
     void (*backward)(const Problem&, const BackwardProblem&, Team&);
+    void (*forward_tangent)(const Problem&, const Tangents&, const ForwardTangentResult&, Team&);
+    void (*backward_tangent)(const Problem&, const Tangents&, const BackwardTangentProblem&, Team&);
     // float32 sums rounded to a 16-bit type.
     void (*narrow)(Type type, const void* in, void* out, std::int64_t n, Team&);
     // Probes of the machine, on one thread: operations done, bytes read.

@@ -67,6 +67,8 @@ struct Block {
         all = vectors[0];
         for (int v = 1; v < width / lanes<T>; ++v) all.join(vectors[v]);
     }
+    // The row of a lane in arrays (B, Hq, T).
+    std::int64_t index(const Problem& p, int lane) const { return (b * p.Hq + head[lane]) * p.T + row[lane]; }
 };
 
 // How a panel of vectors meets a tile of keys: `common` keys that every vector sees some of, and what each sees besides.
@@ -114,6 +116,12 @@ struct Panel {
     }
 };
 
+// The derivatives of the softcap: cap'(z), and cap''(z) z_dot over z_dot as Scores::tangent() takes it.
+template <class T>
+struct Cap {
+    Vec<T> slope{}, bend{};
+};
+
 template <class T>
 class Scores {
 public:
@@ -127,10 +135,15 @@ public:
     }
     static T sink(const Problem& p, std::int64_t head) { return static_cast<const T*>(p.sinks)[head]; }
 
-    Scores(const Problem& p, Cutter& cut)
-        : p_(p), cap_(static_cast<T>(p.softcap * unit(p))), to_log2_(static_cast<T>(log2e) / unit(p)) {
+    Scores(const Problem& p, Cutter& cut, const Plane& bias_dot = {})
+        : p_(p),
+          p_bias_dot_(bias_dot),
+          cap_(static_cast<T>(p.softcap * unit(p))),
+          to_log2_(static_cast<T>(log2e) / unit(p)),
+          to_score_(static_cast<T>(p.softcap > 0 ? p.softcap : 1 / static_cast<double>(unit(p)))) {
         if (p.mask || p.q_segments) visible_ = cut.take<std::int8_t>(keys<T> * block<T>);
         if (p.bias) bias_ = cut.take<T>(keys<T> * block<T>);
+        if (bias_dot) bias_dot_ = cut.take<T>(keys<T> * block<T>);
         if (p.dropout > 0) keep_ = cut.take<T>(keys<T> * block<T>);
     }
 
@@ -140,7 +153,8 @@ public:
         k0_ = k0;
         masked_ = false;
         if (visible_ && !prepare_visible(q, k0, k1)) return false;
-        if (bias_) prepare_bias(q, k0, k1);
+        if (bias_) prepare_bias(p_.bias, q, k0, k1, bias_);
+        if (bias_dot_) prepare_bias(p_bias_dot_, q, k0, k1, bias_dot_);
         if (keep_) prepare_keep(q, k0, k1);
         return true;
     }
@@ -148,18 +162,29 @@ public:
     // Whether apply() does anything to scores of keys that all lanes see; and to those of other keys.
     bool plain() const { return !masked_ && !p_.bias && !p_.sinks && p_.softcap <= 0; }
 
-    // The score, -inf where masked. `slope` receives cap'(z).
-    template <bool want_slope>
-    ATTNGRAD_INLINE Vec<T> apply(Vec<T> x, long k, int lane, Vec<T>* slope = nullptr) const {
+    // The score, -inf where masked. `cap` receives as many derivatives of the softcap as `order` says.
+    template <int order>
+    ATTNGRAD_INLINE Vec<T> apply(Vec<T> x, long k, int lane, Cap<T>* cap = nullptr) const {
         if (p_.softcap > 0) {
             const Tanh<T> t = tanh<T>(x);
-            if constexpr (want_slope) *slope = t.slope;
+            if constexpr (order > 0) cap->slope = t.slope;
+            if constexpr (order > 1) cap->bend = static_cast<T>(-2) * t.value * t.slope;
             x = t.value * cap_;
         }
         const long at = (k - k0_) * block<T> + lane;
         if (bias_) x += load<T>(bias_ + at);
         return sees(k, lane) ? x : broadcast<T>(-std::numeric_limits<T>::infinity());
     }
+
+    // s_dot = cap'(z) z_dot + bias_dot (T2), in units of its own right, from z_dot as the products give it: multiplied by
+    // query_factor() / scale, like z.
+    ATTNGRAD_INLINE Vec<T> tangent(Vec<T> z_dot, Vec<T> slope, long k, int lane) const {
+        Vec<T> x = z_dot * to_score_;
+        if (p_.softcap > 0) x *= slope;
+        if (bias_dot_) x += load<T>(bias_dot_ + (k - k0_) * block<T> + lane);
+        return x;
+    }
+    ATTNGRAD_INLINE Vec<T> plain_tangent(Vec<T> z_dot) const { return z_dot * to_score_; }
 
     // Which lanes see key k, by band, mask and segments; -inf biases are left to arithmetic.
     ATTNGRAD_INLINE Int<T> sees(long k, int lane) const {
@@ -263,38 +288,38 @@ private:
     }
 
     template <class S>
-    void load_bias(const Block<T>& q, long k0, long n) {
+    static void load_bias(const Plane& plane, const Block<T>& q, long k0, long n, T* tile) {
         constexpr int W = lanes<T>;
-        const S* bias = static_cast<const S*>(p_.bias.data) + q.b * p_.bias.b + k0 * p_.bias.s;
+        const S* bias = static_cast<const S*>(plane.data) + q.b * plane.b + k0 * plane.s;
         for (int lane = 0; lane < q.width; lane += W) {
             const S* rows[W];
             for (int i = 0; i < W; ++i) {
                 const int at = std::min(lane + i, q.count - 1);
-                rows[i] = bias + q.head[at] * p_.bias.h + q.row[at] * p_.bias.t;
+                rows[i] = bias + q.head[at] * plane.h + q.row[at] * plane.t;
             }
             long k = 0;
             if constexpr (std::is_same_v<S, T>) {
-                if (p_.bias.s == 1) {
+                if (plane.s == 1) {
                     for (; k + W <= n; k += W) {
                         Vec<T> m[W];
                         for (int i = 0; i < W; ++i) m[i] = load<T>(rows[i] + k);
                         transpose<T>(m);
-                        for (int i = 0; i < W; ++i) store<T>(bias_ + (k + i) * block<T> + lane, m[i]);
+                        for (int i = 0; i < W; ++i) store<T>(tile + (k + i) * block<T> + lane, m[i]);
                     }
                 }
             }
             for (; k < n; ++k)
                 for (int i = 0; i < W; ++i)
-                    bias_[k * block<T> + lane + i] = widen(rows[i][k * p_.bias.s]);
+                    tile[k * block<T> + lane + i] = widen(rows[i][k * plane.s]);
         }
     }
-    void prepare_bias(const Block<T>& q, long k0, long k1) {
+    static void prepare_bias(const Plane& plane, const Block<T>& q, long k0, long k1, T* tile) {
         if constexpr (sizeof(T) == 8) {
-            load_bias<double>(q, k0, k1 - k0);
+            load_bias<double>(plane, q, k0, k1 - k0, tile);
         } else {
-            if (p_.bias.type == Type::f32) load_bias<float>(q, k0, k1 - k0);
-            if (p_.bias.type == Type::f16) load_bias<Half>(q, k0, k1 - k0);
-            if (p_.bias.type == Type::bf16) load_bias<BFloat16>(q, k0, k1 - k0);
+            if (plane.type == Type::f32) load_bias<float>(plane, q, k0, k1 - k0, tile);
+            if (plane.type == Type::f16) load_bias<Half>(plane, q, k0, k1 - k0, tile);
+            if (plane.type == Type::bf16) load_bias<BFloat16>(plane, q, k0, k1 - k0, tile);
         }
     }
 
@@ -322,12 +347,13 @@ private:
     }
 
     const Problem& p_;
-    T cap_, to_log2_;
+    Plane p_bias_dot_;
+    T cap_, to_log2_, to_score_;
     const Block<T>* q_ = nullptr;
     long k0_ = 0;
     bool masked_ = false;
     std::int8_t* visible_ = nullptr;
-    T *bias_ = nullptr, *keep_ = nullptr;
+    T *bias_ = nullptr, *bias_dot_ = nullptr, *keep_ = nullptr;
 };
 
 }  // namespace attngrad::ATTNGRAD_ISA

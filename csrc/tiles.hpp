@@ -140,19 +140,6 @@ ATTNGRAD_INLINE const S* row_of(const Rows& x, std::int64_t b, std::int64_t h, s
     return static_cast<const S*>(x.data) + b * x.b + h * x.h + i * x.row;
 }
 
-// Rows k0 .. k1 of k or v as the compute type: where they are, or converted into `buffer`.
-template <class S, class T>
-inline std::pair<const T*, long> key_rows(const Rows& x, std::int64_t b, std::int64_t h, long k0, long k1, long n,
-                                          T* buffer) {
-    const S* first = row_of<S>(x, b, h, k0);
-    if constexpr (std::is_same_v<S, T>) {
-        return {first, static_cast<long>(x.row)};
-    } else {
-        for (long k = 0; k < k1 - k0; ++k) widen_row<S, T>(first + k * x.row, n, n, buffer + k * n);
-        return {buffer, n};
-    }
-}
-
 template <class T>
 ATTNGRAD_INLINE T dot(const T* a, const T* b, long n) {
     constexpr int W = lanes<T>;

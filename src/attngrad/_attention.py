@@ -111,9 +111,7 @@ def jvp(
     x, o, return_lse = bind("jvp", q, k, v, options)
     t = bind_tangents("jvp", x, tangents, bias_dot, sinks_dot)
     out, lse, out_dot, lse_dot = _kernels.forward_tangent(x, o, t)
-    if return_lse:
-        return (_round(out, q), lse), (_round(out_dot, q), lse_dot)
-    return _round(out, q), _round(out_dot, q)
+    return ((out, lse), (out_dot, lse_dot)) if return_lse else (out, out_dot)
 
 
 def hvp(

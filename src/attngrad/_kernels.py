@@ -1,14 +1,14 @@
 """The passes as pure functions over checked operands; what the public functions and the bridges call.
 
-``forward`` and ``backward`` run on the compiled kernels, in linear memory; the other passes run on the dense reference.
-Each computes in the accumulation dtype: float32 for float16 and bfloat16, else the dtype of q. Gradients come back in
-the dtype of their argument.
+``forward``, ``backward`` and their tangents run on the compiled kernels, in linear memory; what is dense by nature
+(weights, Jacobians) runs on the reference. Each computes in the accumulation dtype: float32 for float16 and bfloat16,
+else the dtype of q. Gradients come back in the dtype of their argument.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
@@ -40,6 +40,14 @@ class Saved(NamedTuple):
     inverse: Array
 
 
+class SavedTangent(NamedTuple):
+    """What the tangent of the backward pass needs of the tangent of the forward: lse_dot = shift + mean, kept apart."""
+
+    out_dot: Array
+    shift: Array
+    mean: Array
+
+
 # --- compiled passes ------------------------------------------------------------------------------------------------
 
 
@@ -65,24 +73,64 @@ def forward_saving(x: Operands, o: Options) -> tuple[Array, Array, Saved]:
 
 def backward(x: Operands, o: Options, saved: Saved, dout: Array | None, dlse: Array | None = None) -> Gradients:
     """The VJP of <dout, out> + <dlse, lse>."""
+    bias = None if x.bias is None else _plane(x.bias, x)
+    g = _Sums(x, bias)
+    _call(x, o, bias).backward(_cotangent(dout), _numbers(dlse), *saved, *g)
+    return g.gradients(x, None if x.sinks is None else -(_sink_share(x, saved) * g.rows(x)))
+
+
+def forward_tangent(x: Operands, o: Options, t: Tangents) -> tuple[Array, Array, Array, Array]:
+    """``out, lse, out_dot, lse_dot``: the first and third in the dtype of q, the others in the accumulation dtype."""
     dtype = x.q.dtype
     wide = ACCUMULATE.get(dtype, dtype)
-    dq = _empty(x.q.shape, dtype)
-    allocate = _empty if dq.size else np.zeros  # the kernel writes them where there are queries
-    dk, dv = allocate(x.k.shape, wide), allocate(x.v.shape, wide)
-    delta = _empty(x.out_shape[:-1], wide)
-    bias = None if x.bias is None else _plane(x.bias, x)
-    dbias = None if bias is None else np.zeros(bias.shape, wide)
-    dout = None if dout is None else _bits(_rows(dout))
-    dlse = None if dlse is None else _contiguous(dlse)
-    _call(x, o, bias).backward(dout, dlse, *saved, _bits(dq), dk, dv, delta, dbias)
-    return Gradients(
-        dq,
-        _narrow(dk, dtype),
-        _narrow(dv, dtype),
-        None if dbias is None else _bias_gradient(x, dbias),
-        None if x.sinks is None else _sinks_gradient(x, saved, delta),
+    rows = x.out_shape[:-1]
+    out, out_dot = _empty(x.out_shape, dtype), _empty(x.out_shape, dtype)
+    lse, lse_dot = _empty(rows, wide), _empty(rows, wide)
+    _call(x, o).forward_tangent(
+        _directions(x, t), _bits(out), None, lse, None, None, _bits(out_dot), None, lse_dot, None, None
     )
+    return out, lse, out_dot, lse_dot
+
+
+def backward_tangent(
+    x: Operands,
+    o: Options,
+    t: Tangents,
+    dout: Array | None,
+    dout_dot: Array | None = None,
+    dlse: Array | None = None,
+    dlse_dot: Array | None = None,
+) -> tuple[Gradients, Gradients]:
+    """The VJP and its tangent along ``t``, ``dout_dot`` and ``dlse_dot``."""
+    dtype = x.q.dtype
+    wide = ACCUMULATE.get(dtype, dtype)
+    rows = x.out_shape[:-1]
+    saved = Saved(_empty(x.out_shape, wide), _empty(rows, wide), _empty(rows, wide))
+    moved = SavedTangent(_empty(x.out_shape, wide), _empty(rows, wide), _empty(rows, wide))
+    lse, lse_dot = _empty(rows, wide), _empty(rows, wide)
+    bias = None if x.bias is None else _plane(x.bias, x)
+    call, directions = _call(x, o, bias), _directions(x, t)
+    call.forward_tangent(
+        directions, None, saved.out, lse, *saved[1:], None, moved.out_dot, lse_dot, moved.shift, moved.mean
+    )
+    g, g_dot = _Sums(x, bias), _Sums(x, bias)
+    call.backward_tangent(
+        directions,
+        _cotangent(dout),
+        _numbers(dlse),
+        *saved,
+        *g,
+        _cotangent(dout_dot),
+        _numbers(dlse_dot),
+        *moved,
+        *g_dot,
+    )
+    if x.sinks is None:
+        return g.gradients(x, None), g_dot.gradients(x, None)
+    share, delta, delta_dot = _sink_share(x, saved), g.rows(x), g_dot.rows(x)
+    with np.errstate(all="ignore"):
+        shift = -_by_head(x, lse_dot) if t.sinks is None else _widen(t.sinks)[..., None] - _by_head(x, lse_dot)
+        return g.gradients(x, -(share * delta)), g_dot.gradients(x, -(share * (shift * delta + delta_dot)))  # (H9)
 
 
 def keep_mask(
@@ -201,6 +249,37 @@ def _narrow(x: Array, dtype: Any) -> Array:
     return out
 
 
+class _Sums:
+    """What a backward pass writes, in the order that the kernels take it: dq, dk, dv, delta, dbias."""
+
+    def __init__(self, x: Operands, bias: Array | None) -> None:
+        dtype = x.q.dtype
+        wide = ACCUMULATE.get(dtype, dtype)
+        self.dq = _empty(x.q.shape, dtype)
+        allocate = _empty if self.dq.size else np.zeros  # the kernel writes them where there are queries
+        self.dk, self.dv = allocate(x.k.shape, wide), allocate(x.v.shape, wide)
+        self.delta = _empty(x.out_shape[:-1], wide)
+        self.dbias = None if bias is None else np.zeros(bias.shape, wide)
+
+    def __iter__(self) -> Iterator[Array | None]:
+        return iter((_bits(self.dq), self.dk, self.dv, self.delta, self.dbias))
+
+    def rows(self, x: Operands) -> Array:
+        """delta as (leading, heads, T)."""
+        return _by_head(x, self.delta)
+
+    def gradients(self, x: Operands, sink_rows: Array | None) -> Gradients:
+        """In the dtypes of the arguments; ``sink_rows`` (leading, heads, T) add up to the gradient of the sinks."""
+        dtype = x.q.dtype
+        sinks: Any = x.sinks
+        dsinks = None
+        if sink_rows is not None:
+            with np.errstate(all="ignore"):
+                dsinks = sink_rows.sum(axis=(0, 2), dtype=sink_rows.dtype).astype(sinks.dtype, copy=False)
+        dbias = None if self.dbias is None else _bias_gradient(x, self.dbias)
+        return Gradients(self.dq, _narrow(self.dk, dtype), _narrow(self.dv, dtype), dbias, dsinks)
+
+
 def _bias_gradient(x: Operands, dbias: Array) -> Array:
     bias: Any = x.bias
     if dbias.size != bias.size:  # leading axes that _plane had to expand
@@ -208,16 +287,35 @@ def _bias_gradient(x: Operands, dbias: Array) -> Array:
     return _narrow(dbias.reshape(bias.shape), bias.dtype)
 
 
-def _sinks_gradient(x: Operands, saved: Saved, delta: Array) -> Array:
-    """dsigma = - sum_i exp(sigma - lse_i) delta_i (R6)."""
-    sinks: Any = x.sinks
-    sigma = _widen(sinks)[..., None]
-    rows = (math.prod(x.q.shape[:-3]), x.heads, delta.shape[-1])
-    top, inverse = saved.top.reshape(rows), saved.inverse.reshape(rows)
+def _by_head(x: Operands, rows: Array) -> Array:
+    """Numbers (..., Hq, T) as (leading, heads, T)."""
+    return rows.reshape(math.prod(x.q.shape[:-3]), x.heads, rows.shape[-1])
+
+
+def _sink_share(x: Operands, saved: Saved) -> Array:
+    """exp(sigma - lse), (leading, heads, T): 1 in a row that sees its sink alone."""
+    sigma = _widen(x.sinks)[..., None]
+    top, inverse = _by_head(x, saved.top), _by_head(x, saved.inverse)
     with np.errstate(all="ignore"):
-        share = np.where(inverse == 0, sigma > -np.inf, np.exp(sigma - top) * inverse)  # a row of its sink alone: 1
-        total = -(share * delta.reshape(rows)).sum(axis=(0, 2), dtype=delta.dtype)
-        return total.astype(sinks.dtype, copy=False)
+        share: Array = np.where(inverse == 0, (sigma > -np.inf).astype(top.dtype), np.exp(sigma - top) * inverse)
+    return share
+
+
+def _cotangent(dout: Array | None) -> Array | None:
+    return None if dout is None else _bits(_rows(dout))
+
+
+def _numbers(rows: Array | None) -> Array | None:
+    return None if rows is None else _contiguous(rows)
+
+
+def _directions(x: Operands, t: Tangents) -> _native.Directions:
+    """The tangents as the kernels take them."""
+    q, k, v = (None if d is None else _bits(_rows(d)) for d in t[:3])
+    bias = None if t.bias is None else _plane(t.bias, x)
+    kind = 1 if bias is None else _TYPES[bias.dtype]
+    sinks = None if t.sinks is None else _contiguous(_widen(t.sinks))
+    return _native.Directions(q, k, v, None if bias is None else _bits(bias), kind, sinks)
 
 
 # --- dense passes ---------------------------------------------------------------------------------------------------
@@ -245,47 +343,6 @@ def _operands(x: Operands) -> Operands:
     return Operands(
         _widen(x.q), _widen(x.k), _widen(x.v), _widen(x.bias), _widen(x.sinks), x.mask, x.segments, x.offset
     )
-
-
-def _tangents(t: Tangents) -> Tangents:
-    return Tangents(*map(_widen, t))
-
-
-def _gradients(x: Operands, grads: Gradients) -> Gradients:
-    """Each gradient in the dtype of its argument."""
-    arguments = (x.q, x.k, x.v, x.bias, x.sinks)
-    return Gradients(
-        *(None if g is None else g.astype(a.dtype, copy=False) for g, a in zip(grads, arguments, strict=True))
-    )
-
-
-@_quiet
-def forward_tangent(x: Operands, o: Options, t: Tangents) -> tuple[Array, Array, Array, Array]:
-    """``out, lse, out_dot, lse_dot``, in the accumulation dtype."""
-    wide = _operands(x)
-    f = reference.forward(wide, o)
-    ft = reference.forward_tangent(wide, o, f, _tangents(t))
-    return f.out, f.lse, ft.out_dot, ft.lse_dot
-
-
-@_quiet
-def backward_tangent(
-    x: Operands,
-    o: Options,
-    t: Tangents,
-    dout: Array | None,
-    dout_dot: Array | None = None,
-    dlse: Array | None = None,
-    dlse_dot: Array | None = None,
-) -> tuple[Gradients, Gradients]:
-    """The VJP and its tangent along ``t``, ``dout_dot`` and ``dlse_dot``."""
-    wide, t = _operands(x), _tangents(t)
-    dense = np.zeros(x.out_shape, wide.q.dtype) if dout is None else _widen(dout)
-    f = reference.forward(wide, o)
-    b = reference.backward(wide, o, f, dense, dlse)
-    ft = reference.forward_tangent(wide, o, f, t)
-    bt = reference.backward_tangent(wide, o, f, b, ft, t, dense, _widen(dout_dot), dlse_dot)
-    return _gradients(x, b.grads), _gradients(x, bt.grads_dot)
 
 
 @_quiet

@@ -56,3 +56,21 @@ class Call:
         delta: _Array,
         dbias: _Array,
     ) -> None: ...
+    def forward_tangent(
+        self,
+        directions: Directions,
+        out: _Array,
+        wide_out: _Array,
+        lse: _Array,
+        top: _Array,
+        inverse: _Array,
+        out_dot: _Array,
+        wide_out_dot: _Array,
+        lse_dot: _Array,
+        shift: _Array,
+        mean: _Array,
+    ) -> None: ...
+    def backward_tangent(self, directions: Directions, *arrays: _Array) -> None: ...
+
+class Directions:
+    def __init__(self, q: _Array, k: _Array, v: _Array, bias: _Array, bias_type: int, sinks: _Array) -> None: ...

@@ -1,0 +1,288 @@
+// The tangent of the backward pass: gradients and their tangents, tile by tile from the row statistics.
+//
+//     delta_dot (H1); dp_dot = (dout_dot v^T + dout v_dot^T) o M (H2)
+//     ds_dot = p_dot o (dp - delta) + p o (dp_dot - delta_dot) (H3); dz_dot = ds_dot o cap'(z) + ds o cap''(z) o z_dot (H4)
+//     dq_dot = scale (dz_dot k + dz k_dot) (H5); dk_dot = scale (dz_dot^T q + dz^T q_dot) (H6)
+//     dv_dot = (p_dot o M)^T dout + (p o M)^T dout_dot (H7); dbias_dot (H8)
+//
+// P, dP, dS and their tangents are built once a tile and serve all products that need them: 15 with every tangent given.
+#pragma once
+
+#include "chunk.hpp"
+
+namespace attngrad::ATTNGRAD_ISA {
+
+// The numbers of each query of a block.
+template <class T>
+struct SecondOrderRows {
+    T *top, *inverse, *delta;
+    T *shift, *mean, *delta_dot;
+};
+
+// Four tiles, in place: scores to p o M, z_dot to p_dot o M, dp to dz, dp_dot to dz_dot; and Omega with its tangent where
+// there is a bias. Where z_dot is zero (not `moves`) so is p_dot, and the tile is null; where dp_dot is (not `pulls`), its
+// tile is not read.
+template <class T>
+struct SecondOrderTiles {
+    T *s, *z_dot, *dp, *dp_dot, *ds, *ds_dot;
+    bool moves, pulls;
+};
+
+template <class T, int NV>
+__attribute__((noinline)) void omega_tangent(const Scores<T>& scores, const SecondOrderTiles<T>& tiles, long k0, Span keys,
+                                             Span inner, int lane, const SecondOrderRows<T>& rows) {
+    constexpr int W = lanes<T>;
+    each_key(keys, inner, scores.plain() && !scores.drops(), [&]<bool masked>(long k) ATTNGRAD_LAMBDA {
+        for (int v = 0; v < NV; ++v) {
+            const int n = lane + v * W;
+            const long at = (k - k0) * block<T> + n;
+            Vec<T> x = load<T>(tiles.s + at), z_dot{}, dp = load<T>(tiles.dp + at), dp_dot{}, w{};
+            if (tiles.moves) z_dot = load<T>(tiles.z_dot + at);
+            if (tiles.pulls) dp_dot = load<T>(tiles.dp_dot + at);
+            Cap<T> cap;
+            if constexpr (masked) x = scores.template apply<2>(x, k, n, &cap);
+            if (tiles.moves) {  // s_dot - lse_dot
+                w = masked ? scores.tangent(z_dot, cap.slope, k, n) : scores.plain_tangent(z_dot);
+                w = (w - load<T>(rows.shift + n)) - load<T>(rows.mean + n);
+            }
+            x -= load<T>(rows.top + n);
+            if constexpr (masked) x = scores.exponent(x);
+            Vec<T> p = exp2<T, masked>(x) * load<T>(rows.inverse + n);
+            Int<T> hidden{};
+            if constexpr (masked) {
+                hidden = !scores.sees(k, n);
+                p = hidden ? Vec<T>{} : p;  // even where the row is NaN
+            }
+            Vec<T> kept = p;
+            if (masked && scores.drops()) {
+                const Vec<T> keep = scores.keep(k, n);
+                kept = p * keep;
+                dp *= keep;
+                dp_dot *= keep;
+            }
+            const Vec<T> e = dp - load<T>(rows.delta + n);
+            Vec<T> dz = p * e;                                                    // (R4)
+            Vec<T> dz_dot = p * (w * e + (dp_dot - load<T>(rows.delta_dot + n)));  // (H3), p_dot = p o w
+            Vec<T> kept_dot = kept * w;
+            if constexpr (masked) {
+                if (tiles.ds) {
+                    store<T>(tiles.ds + at, hidden ? Vec<T>{} : dz);
+                    store<T>(tiles.ds_dot + at, hidden ? Vec<T>{} : dz_dot);
+                }
+                if (scores.capped()) {
+                    dz_dot = dz_dot * cap.slope + dz * (cap.bend * z_dot);  // (H4)
+                    dz *= cap.slope;                                        // (R7)
+                }
+                dz = hidden ? Vec<T>{} : dz;
+                dz_dot = hidden ? Vec<T>{} : dz_dot;
+                kept_dot = hidden ? Vec<T>{} : kept_dot;
+            }
+            store<T>(tiles.s + at, kept);
+            store<T>(tiles.dp + at, dz);
+            store<T>(tiles.dp_dot + at, dz_dot);
+            if (tiles.moves) store<T>(tiles.z_dot + at, kept_dot);
+        }
+    });
+}
+
+template <class S>
+class BackwardTangent {
+    using T = Compute<S>;
+    struct Packed {
+        Block<T> q;
+        T *qt, *dot, *qs, *dos, *dqt;                  // as in the backward pass
+        T *q_dot_t, *dout_dot_t, *q_dots, *dout_dots;  // the same of the tangents; null where these are
+        T* dq_dot_t;
+        SecondOrderRows<T> rows;
+    };
+
+public:
+    using Number = T;
+
+    BackwardTangent(const Problem& p, const Tangents& t, const BackwardTangentProblem& g, int blocks, char* memory)
+        : BackwardTangent(p, t, g, blocks, Cutter(memory)) {}
+    static std::size_t bytes(const Problem& p, const Tangents& t, const BackwardTangentProblem& g, int blocks) {
+        return BackwardTangent(p, t, g, blocks, Cutter(nullptr)).used_;
+    }
+    static long packed_rows(const Problem& p) { return 6 * padded<T>(p.D) + 4 * padded<T>(p.E); }
+
+    Block<T>& queries(int n) { return packed_[n].q; }
+    Scores<T>& scores() { return scores_; }
+    template <class F>
+    void each_key_sum(F f) {
+        f(dk_);
+        f(dv_);
+        f(dk_dot_);
+        f(dv_dot_);
+    }
+    template <class F>
+    void each_bias_sum(F f) {
+        if (!g_.g.dbias) return;
+        f(dbias_);
+        f(dbias_dot_);
+    }
+
+    void pack(int n) {
+        Packed& x = packed_[n];
+        const BackwardProblem& g = g_.g;
+        const auto number = [](const void* array, std::int64_t at) { return array ? static_cast<const T*>(array)[at] : T{0}; };
+        for (int lane = 0; lane < x.q.width; ++lane) {
+            const std::int64_t at = x.q.index(p_, lane);
+            const bool past = lane >= x.q.count;
+            x.rows.top[lane] = past ? 0 : number(g.top, at);
+            x.rows.inverse[lane] = past ? 0 : number(g.inverse, at);
+            const bool blind = past || x.rows.inverse[lane] == 0;
+            x.rows.shift[lane] = blind ? 0 : number(g_.shift, at);
+            x.rows.mean[lane] = blind ? 0 : number(g_.mean, at);
+            x.rows.delta[lane] = x.rows.delta_dot[lane] = 0;
+        }
+        const long e = padded<T>(p_.E);
+        const T factor = Scores<T>::query_factor(p_), *inverse = x.rows.inverse;
+        for (int lane = 0; lane < x.q.width; lane += lanes<T>) {
+            pack_rows<S, T>(p_.q, x.q, lane, p_.D, inverse, factor, rows_, x.qt, x.qs);
+            if (t_.q.data) pack_rows<S, T>(t_.q, x.q, lane, p_.D, inverse, factor, rows_, x.q_dot_t, x.q_dots);
+            T delta[lanes<T>] = {}, delta_dot[lanes<T>] = {};
+            const int used = std::min(lanes<T>, x.q.count - lane);
+            const auto add_dots = [&](const T* rows, const void* out, T* to) {
+                for (int i = 0; i < used; ++i)
+                    to[i] += dot<T>(rows + i * e, static_cast<const T*>(out) + x.q.index(p_, lane + i) * p_.E, p_.E);
+            };
+            const T* rows = pack_rows<S, T>(g.dout, x.q, lane, p_.E, inverse, T{1}, rows_, x.dot, x.dos);
+            add_dots(rows, g.out, delta);           // (R3)
+            add_dots(rows, g_.out_dot, delta_dot);  // (H1)
+            if (g_.dout_dot.data) {
+                rows = pack_rows<S, T>(g_.dout_dot, x.q, lane, p_.E, inverse, T{1}, rows_, x.dout_dot_t, x.dout_dots);
+                add_dots(rows, g.out, delta_dot);
+            }
+            for (int i = 0; i < used; ++i) {
+                const std::int64_t at = x.q.index(p_, lane + i);
+                delta[i] -= number(g.dlse, at);
+                delta_dot[i] -= number(g_.dlse_dot, at);
+                static_cast<T*>(g.delta)[at] = delta[i];
+                static_cast<T*>(g_.delta_dot)[at] = delta_dot[i];
+                if (inverse[lane + i] == 0) continue;
+                x.rows.delta[lane + i] = delta[i];
+                x.rows.delta_dot[lane + i] = delta_dot[i];
+            }
+            for (long c = 0; c < padded<T>(p_.D); ++c) {
+                store<T>(x.dqt + c * block<T> + lane, Vec<T>{});
+                store<T>(x.dq_dot_t + c * block<T> + lane, Vec<T>{});
+            }
+        }
+    }
+
+    void load_keys(const ChunkTask& task, long k0, long k1) {
+        k_.load(p_.k, task.b, task.key_head, k0, k1);
+        v_.load(p_.v, task.b, task.key_head, k0, k1);
+        if (t_.k.data) k_dot_.load(t_.k, task.b, task.key_head, k0, k1);
+        if (t_.v.data) v_dot_.load(t_.v, task.b, task.key_head, k0, k1);
+    }
+
+    void tile(int n, long k0, long k1) {
+        Packed& x = packed_[n];
+        each_panel<T>(x.q, k0, k1, {tiles_.s, tiles_.z_dot, tiles_.dp, tiles_.dp_dot, tiles_.ds, tiles_.ds_dot}, seen_,
+                      [&](const Panel<T>& panel) ATTNGRAD_LAMBDA {
+            panel.parts([&](int vectors, int at, Span span) {
+                const long row = (span.a - k0) * block<T> + at;
+                k_.template dots<ToZero>(vectors, span, x.qt + at, tiles_.s + row);    // (F1)
+                v_.template dots<ToZero>(vectors, span, x.dot + at, tiles_.dp + row);  // (R2)
+                if (tiles_.moves)
+                    sum_of_dots<S>(vectors, span, at, t_.q.data ? &k_ : nullptr, x.q_dot_t,
+                                   t_.k.data ? &k_dot_ : nullptr, x.qt, tiles_.z_dot + row);  // (T1)
+                if (tiles_.pulls)
+                    sum_of_dots<S>(vectors, span, at, g_.dout_dot.data ? &v_ : nullptr, x.dout_dot_t,
+                                   t_.v.data ? &v_dot_ : nullptr, x.dot, tiles_.dp_dot + row);  // (H2)
+                auto* fill = vectors == 3 ? omega_tangent<T, 3> : vectors == 2 ? omega_tangent<T, 2> : omega_tangent<T, 1>;
+                fill(scores_, tiles_, k0, span, panel.inner, at, x.rows);
+                k_.template combine<ToC>(vectors, span, tiles_.dp + row, x.dqt + at);                            // (R8)
+                k_.template combine<ToC>(vectors, span, tiles_.dp_dot + row, x.dq_dot_t + at);                   // (H5)
+                if (t_.k.data) k_dot_.template combine<ToC>(vectors, span, tiles_.dp + row, x.dq_dot_t + at);
+            });
+        });
+        each_key_run<T>(x.q, seen_, k0, k1, [&](long row, long rows, int q0, int q1) {
+            const long at = row * block<T>;
+            dv_.add(tiles_.s + at, x.dos, q0, q1, row, rows);                                       // (R1)
+            if (tiles_.moves) dv_dot_.add(tiles_.z_dot + at, x.dos, q0, q1, row, rows);             // (H7)
+            if (g_.dout_dot.data) dv_dot_.add(tiles_.s + at, x.dout_dots, q0, q1, row, rows);
+            dk_.add(tiles_.dp + at, x.qs, q0, q1, row, rows);                                       // (R9)
+            dk_dot_.add(tiles_.dp_dot + at, x.qs, q0, q1, row, rows);                               // (H6)
+            if (t_.q.data) dk_dot_.add(tiles_.dp + at, x.q_dots, q0, q1, row, rows);
+        });
+    }
+
+    void finish(int n) {
+        const Packed& x = packed_[n];
+        for (int i = 0; i < x.q.width; ++i) factor_[i] = static_cast<T>(p_.scale);
+        unpack_lanes<S, T>(x.dqt, factor_, p_, x.q, p_.D, rows_, static_cast<S*>(g_.g.dq), nullptr);
+        unpack_lanes<S, T>(x.dq_dot_t, factor_, p_, x.q, p_.D, rows_, static_cast<S*>(g_.dq_dot), nullptr);
+    }
+
+private:
+    BackwardTangent(const Problem& p, const Tangents& t, const BackwardTangentProblem& g, int blocks, Cutter cut)
+        : p_(p),
+          t_(t),
+          g_(g),
+          rows_(cut.take<T>(lanes<T> * padded<T>(std::max(p.D, p.E)))),
+          factor_(cut.take<T>(block<T>)),
+          k_(p.D, cut),
+          v_(p.E, cut),
+          k_dot_(t.k.data ? p.D : 0, cut),
+          v_dot_(t.v.data ? p.E : 0, cut),
+          dk_(p.D, g.g.dk, static_cast<T>(p.scale), cut),
+          dv_(p.E, g.g.dv, T{1}, cut),
+          dk_dot_(p.D, g.dk_dot, static_cast<T>(p.scale), cut),
+          dv_dot_(p.E, g.dv_dot, T{1}, cut),
+          scores_(p, cut, t.bias),
+          tiles_(tiles(cut)),
+          dbias_(g.g.dbias, tiles_.ds, blocks, cut),
+          dbias_dot_(g.dbias_dot, tiles_.ds_dot, blocks, cut),
+          packed_(cut.take<Packed>(blocks)) {
+        const long d = padded<T>(p.D) * block<T>, e = padded<T>(p.E) * block<T>;
+        for (int n = 0; n < blocks; ++n) {
+            Packed x{};
+            for (T** part : {&x.qt, &x.qs, &x.dqt, &x.dq_dot_t}) *part = cut.take<T>(d);
+            for (T** part : {&x.dot, &x.dos}) *part = cut.take<T>(e);
+            for (T** part : {&x.q_dot_t, &x.q_dots}) *part = t.q.data ? cut.take<T>(d) : nullptr;
+            for (T** part : {&x.dout_dot_t, &x.dout_dots}) *part = g.dout_dot.data ? cut.take<T>(e) : nullptr;
+            for (T** part : {&x.rows.top, &x.rows.inverse, &x.rows.delta, &x.rows.shift, &x.rows.mean, &x.rows.delta_dot})
+                *part = cut.take<T>(block<T>);
+            if (rows_) packed_[n] = x;
+        }
+        used_ = cut.used();
+    }
+
+    SecondOrderTiles<T> tiles(Cutter& cut) const {
+        const auto tile = [&](bool needed) { return needed ? cut.take<T>(keys<T> * block<T>) : nullptr; };
+        const bool moves = t_.scores();
+        SecondOrderTiles<T> x{};
+        x.s = tile(true);
+        x.dp = tile(true);
+        x.dp_dot = tile(true);
+        x.z_dot = tile(moves);
+        x.ds = g_.g.dbias ? scores_.bias_tile() : nullptr;
+        x.ds_dot = tile(static_cast<bool>(g_.g.dbias));
+        x.moves = moves;
+        x.pulls = t_.v.data || g_.dout_dot.data;
+        return x;
+    }
+
+    const Problem& p_;
+    const Tangents& t_;
+    BackwardTangentProblem g_;
+    T *rows_, *factor_;
+    KeyTile<S> k_, v_, k_dot_, v_dot_;
+    KeySum<T> dk_, dv_, dk_dot_, dv_dot_;
+    Scores<T> scores_;
+    SecondOrderTiles<T> tiles_;
+    BiasSum<T> dbias_, dbias_dot_;
+    Packed* packed_;
+    Span seen_[block<T> / lanes<T>];
+    std::size_t used_ = 0;
+};
+
+template <class S>
+void backward_tangent(const Problem& p, const Tangents& t, const BackwardTangentProblem& g, Team& team) {
+    run_chunks<BackwardTangent<S>>(p, g.g.dbias, 30.0 * p.D, team, t, g);
+}
+
+}  // namespace attngrad::ATTNGRAD_ISA

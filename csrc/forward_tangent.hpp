@@ -1,0 +1,248 @@
+// The tangent of the forward pass: one online pass gives out, lse, out_dot and lse_dot.
+//
+//     z_dot = scale (q_dot k^T + q k_dot^T) (T1); s_dot = cap'(z) o z_dot + bias_dot (T2)
+//     lse_dot = rowsum(p o s_dot) + exp(sigma - lse) sigma_dot (T3); p_dot = p o (s_dot - lse_dot) (T4)
+//     out_dot = (p_dot o M) v + (p o M) v_dot (T5)
+//
+// s_dot is measured from its value at the largest score of the row so far (the shift), and the sums follow when that
+// moves: a row that attends to one key alone has p_dot = 0 exactly, and a shift common to a row costs no digits.
+#pragma once
+
+#include "forward.hpp"
+
+namespace attngrad::ATTNGRAD_ISA {
+
+// The running sums of the queries of a block, one number a lane.
+template <class T>
+struct OnlineTangent {
+    T *top, *sum, *factor;       // as in the forward pass
+    T *shift, *sum_dot, *slide;  // s_dot at top; sum of p (s_dot - shift); how far to move sums of p (s_dot - shift) x
+};
+
+// `softmax`, with tangents: turns scores into p o M and z_dot into (p o (s_dot - shift)) o M, in place.
+template <class T, int NV>
+__attribute__((noinline)) void softmax_tangent(const Scores<T>& scores, T* s, T* d, long k0, Span keys, Span inner,
+                                               int lane, const OnlineTangent<T>& rows) {
+    constexpr int W = lanes<T>;
+    const Vec<T> minus_inf = broadcast<T>(-std::numeric_limits<T>::infinity());
+    Vec<T> m[NV], shift[NV], part[NV] = {}, part_dot[NV] = {};
+    for (int v = 0; v < NV; ++v) {
+        m[v] = load<T>(rows.top + lane + v * W);
+        shift[v] = load<T>(rows.shift + lane + v * W);
+    }
+    each_key(keys, inner, scores.plain(), [&]<bool masked>(long k) ATTNGRAD_LAMBDA {
+        const long at = (k - k0) * block<T> + lane;
+        for (int v = 0; v < NV; ++v) {
+            Vec<T> x = load<T>(s + at + v * W), x_dot = load<T>(d + at + v * W);
+            if constexpr (masked) {
+                Cap<T> cap;
+                x = scores.template apply<1>(x, k, lane + v * W, &cap);
+                x_dot = scores.tangent(x_dot, cap.slope, k, lane + v * W);
+                x_dot = x == minus_inf ? Vec<T>{} : x_dot;
+                store<T>(s + at + v * W, x);
+            } else {
+                x_dot = scores.plain_tangent(x_dot);
+            }
+            store<T>(d + at + v * W, x_dot);
+            const Int<T> larger = x > m[v];
+            m[v] = larger ? x : m[v];
+            shift[v] = larger ? x_dot : shift[v];
+        }
+    });
+    for (int v = 0; v < NV; ++v) {
+        const int at = lane + v * W;
+        const Vec<T> old = load<T>(rows.top + at), sum = load<T>(rows.sum + at);
+        store<T>(rows.top + at, m[v]);
+        m[v] = m[v] == minus_inf ? Vec<T>{} : m[v];
+        const Vec<T> factor = exp2<T>(scores.exponent(old - m[v]));
+        const Vec<T> slide = factor * (shift[v] - load<T>(rows.shift + at));
+        store<T>(rows.shift + at, shift[v]);
+        store<T>(rows.factor + at, factor);
+        store<T>(rows.slide + at, slide);
+        store<T>(rows.sum_dot + at, load<T>(rows.sum_dot + at) * factor - slide * sum);
+        store<T>(rows.sum + at, sum * factor);
+    }
+    each_key(keys, inner, scores.plain() && !scores.drops(), [&]<bool masked>(long k) ATTNGRAD_LAMBDA {
+        const long at = (k - k0) * block<T> + lane;
+        for (int v = 0; v < NV; ++v) {
+            Vec<T> x = load<T>(s + at + v * W) - m[v];
+            if constexpr (masked) x = scores.exponent(x);
+            Vec<T> p = exp2<T, masked>(x), p_dot = p * (load<T>(d + at + v * W) - shift[v]);
+            part[v] += p;
+            part_dot[v] += p_dot;
+            if (masked && scores.drops()) {
+                const Vec<T> keep = scores.keep(k, lane + v * W);
+                p *= keep;
+                p_dot *= keep;
+            }
+            store<T>(s + at + v * W, p);
+            store<T>(d + at + v * W, p_dot);
+        }
+    });
+    for (int v = 0; v < NV; ++v) {
+        const int at = lane + v * W;
+        store<T>(rows.sum + at, load<T>(rows.sum + at) + part[v]);
+        store<T>(rows.sum_dot + at, load<T>(rows.sum_dot + at) + part_dot[v]);
+    }
+}
+
+template <class S>
+class ForwardTangent {
+    using T = Compute<S>;
+
+public:
+    ForwardTangent(const Problem& p, const Tangents& t, const ForwardTangentResult& r, char* memory)
+        : ForwardTangent(p, t, r, Cutter(memory)) {}
+    static std::size_t bytes(const Problem& p, const Tangents& t) {
+        return ForwardTangent(p, t, {}, Cutter(nullptr)).used_;
+    }
+
+    void run(std::int64_t b, std::int64_t key_head, std::int64_t first, int length, const Team& team) {
+        q_.set(p_, b, key_head, first, length);
+        pack_lanes<S, T>(p_.q, q_, p_.D, Scores<T>::query_factor(p_), rows_, qt_);
+        if (t_.q.data) pack_lanes<S, T>(t_.q, q_, p_.D, Scores<T>::query_factor(p_), rows_, q_dot_t_);
+        start();
+        const Span seen = q_.all.outer;
+        for (long k0 = seen.a / keys<T> * keys<T>; k0 < seen.b && !team.cancelled(); k0 += keys<T>) {
+            const long k1 = std::min<long>(k0 + keys<T>, seen.b);
+            if (scores_.prepare(q_, k0, k1)) tile(key_head, k0, k1);
+        }
+        finish();
+    }
+
+private:
+    ForwardTangent(const Problem& p, const Tangents& t, const ForwardTangentResult& r, Cutter cut)
+        : p_(p),
+          t_(t),
+          r_(r),
+          rows_(cut.take<T>(lanes<T> * padded<T>(std::max(p.D, p.E)))),
+          qt_(cut.take<T>(padded<T>(p.D) * block<T>)),
+          q_dot_t_(t.q.data ? cut.take<T>(padded<T>(p.D) * block<T>) : nullptr),
+          ot_(cut.take<T>(padded<T>(p.E) * block<T>)),
+          o_dot_t_(cut.take<T>(padded<T>(p.E) * block<T>)),
+          st_(cut.take<T>(keys<T> * block<T>)),
+          dt_(t.scores() ? cut.take<T>(keys<T> * block<T>) : nullptr),
+          online_{cut.take<T>(block<T>), cut.take<T>(block<T>), cut.take<T>(block<T>),
+                  cut.take<T>(block<T>), cut.take<T>(block<T>), cut.take<T>(block<T>)},
+          k_(p.D, cut),
+          v_(p.E, cut),
+          k_dot_(t.k.data ? p.D : 0, cut),
+          v_dot_(t.v.data ? p.E : 0, cut),
+          scores_(p, cut, t.bias),
+          used_(cut.used()) {}
+
+    // With a sink, the softmax starts from it: one more key, whose value is zero and whose s_dot is sigma_dot.
+    void start() {
+        constexpr T minus_inf = -std::numeric_limits<T>::infinity();
+        for (int n = 0; n < q_.width; ++n) {
+            const T top = p_.sinks ? Scores<T>::sink(p_, q_.head[n]) : minus_inf;
+            online_.top[n] = top;
+            online_.sum[n] = top == minus_inf ? 0 : 1;
+            online_.shift[n] = t_.sinks && top != minus_inf ? static_cast<const T*>(t_.sinks)[q_.head[n]] : 0;
+            online_.sum_dot[n] = online_.slide[n] = 0;
+        }
+        for (long e = 0; e < padded<T>(p_.E); ++e)
+            for (int n = 0; n < q_.width; n += lanes<T>) {
+                store<T>(ot_ + e * block<T> + n, Vec<T>{});
+                store<T>(o_dot_t_ + e * block<T> + n, Vec<T>{});
+            }
+    }
+
+    void tile(std::int64_t key_head, long k0, long k1) {
+        k_.load(p_.k, q_.b, key_head, k0, k1);
+        v_.load(p_.v, q_.b, key_head, k0, k1);
+        if (t_.k.data) k_dot_.load(t_.k, q_.b, key_head, k0, k1);
+        if (t_.v.data) v_dot_.load(t_.v, q_.b, key_head, k0, k1);
+        for (int lane = 0; lane < q_.width; lane += panel<T>) {
+            const Panel<T> panel(q_, lane, k0, k1);
+            if (panel.blind()) continue;
+            panel.parts([&](int vectors, int at, Span span) {
+                const long row = (span.a - k0) * block<T> + at;
+                k_.template dots<ToZero>(vectors, span, qt_ + at, st_ + row);  // (F1)
+                if (dt_)
+                    sum_of_dots<S>(vectors, span, at, t_.q.data ? &k_ : nullptr, q_dot_t_, t_.k.data ? &k_dot_ : nullptr,
+                                   qt_, dt_ + row);  // (T1)
+            });
+            if (panel.whole) {
+                weights(panel, panel.vectors, lane, panel.common, k0);
+            } else {
+                for (int n = 0; n < panel.vectors; ++n) weights(panel, 1, lane + n * lanes<T>, panel.own[n], k0);
+            }
+            for (int n = 0; n < panel.vectors; ++n) rescale(lane + n * lanes<T>);
+            panel.parts([&](int vectors, int at, Span span) {
+                const long row = (span.a - k0) * block<T> + at;
+                v_.template combine<ToC>(vectors, span, st_ + row, ot_ + at);                           // (F5)
+                if (dt_) v_.template combine<ToC>(vectors, span, dt_ + row, o_dot_t_ + at);             // (T5)
+                if (t_.v.data) v_dot_.template combine<ToC>(vectors, span, st_ + row, o_dot_t_ + at);
+            });
+        }
+    }
+
+    void weights(const Panel<T>& panel, int vectors, int at, Span span, long k0) {
+        if (dt_) {
+            auto* with = vectors == 3 ? softmax_tangent<T, 3> : vectors == 2 ? softmax_tangent<T, 2> : softmax_tangent<T, 1>;
+            return with(scores_, st_, dt_, k0, span, panel.inner, at, online_);
+        }
+        auto* without = vectors == 3 ? softmax<T, 3> : vectors == 2 ? softmax<T, 2> : softmax<T, 1>;
+        without(scores_, st_ + at, k0, span, panel.inner, at, online_.top + at, online_.sum + at, online_.factor + at);
+    }
+
+    // The sums of one vector follow its new maximum and shift.
+    void rescale(int at) {
+        bool same = true;
+        for (int i = at; i < at + lanes<T>; ++i) same = same && online_.factor[i] == 1 && online_.slide[i] == 0;
+        if (same) return;
+        const Vec<T> factor = load<T>(online_.factor + at), slide = load<T>(online_.slide + at);
+        for (long e = 0; e < p_.E; ++e) {
+            T *out = ot_ + e * block<T> + at, *out_dot = o_dot_t_ + e * block<T> + at;
+            const Vec<T> o = load<T>(out);
+            store<T>(out_dot, load<T>(out_dot) * factor - slide * o);
+            store<T>(out, o * factor);
+        }
+    }
+
+    void finish() {
+        for (int n = 0; n < q_.width; ++n) {
+            const T top = online_.top[n], sum = online_.sum[n], inverse = sum == 0 ? 0 : 1 / sum;
+            const T mean = online_.sum_dot[n] * inverse;
+            online_.factor[n] = inverse;
+            online_.slide[n] = mean;
+            if (n >= q_.count) continue;
+            write_row_statistics<T>(p_, r_.f, q_.b, q_.head[n], q_.row[n], top, sum);
+            const std::int64_t at = q_.index(p_, n);
+            static_cast<T*>(r_.lse_dot)[at] = online_.shift[n] + mean;
+            if (r_.shift) static_cast<T*>(r_.shift)[at] = online_.shift[n];
+            if (r_.mean) static_cast<T*>(r_.mean)[at] = mean;
+        }
+        for (int at = 0; at < q_.width && dt_; at += lanes<T>) {  // - lse_dot out, but for the shift
+            const Vec<T> mean = load<T>(online_.slide + at);
+            for (long e = 0; e < p_.E; ++e) {
+                T* out_dot = o_dot_t_ + e * block<T> + at;
+                store<T>(out_dot, load<T>(out_dot) - mean * load<T>(ot_ + e * block<T> + at));
+            }
+        }
+        unpack_lanes<S, T>(ot_, online_.factor, p_, q_, p_.E, rows_, static_cast<S*>(r_.f.out),
+                           static_cast<T*>(r_.f.wide_out));
+        unpack_lanes<S, T>(o_dot_t_, online_.factor, p_, q_, p_.E, rows_, static_cast<S*>(r_.out_dot),
+                           static_cast<T*>(r_.wide_out_dot));
+    }
+
+    const Problem& p_;
+    const Tangents& t_;
+    ForwardTangentResult r_;
+    Block<T> q_;
+    T *rows_, *qt_, *q_dot_t_, *ot_, *o_dot_t_, *st_, *dt_;
+    OnlineTangent<T> online_;
+    KeyTile<S> k_, v_, k_dot_, v_dot_;
+    Scores<T> scores_;
+    std::size_t used_;
+};
+
+template <class S>
+void forward_tangent(const Problem& p, const Tangents& t, const ForwardTangentResult& r, Team& team) {
+    if (p.B * p.Hq * p.T == 0) return;
+    run_blocks<ForwardTangent<S>, Compute<S>>(p, 6.0 * (p.D + p.E), team, ForwardTangent<S>::bytes(p, t),
+                                              [&](char* memory) { return ForwardTangent<S>(p, t, r, memory); });
+}
+
+}  // namespace attngrad::ATTNGRAD_ISA

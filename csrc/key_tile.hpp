@@ -1,0 +1,64 @@
+// A tile of rows of k or v, or of their tangents: read where it lies, or widened; and the two products that it enters.
+#pragma once
+
+#include "product.hpp"
+#include "scores.hpp"
+
+namespace attngrad::ATTNGRAD_ISA {
+
+template <class S>
+class KeyTile {
+    using T = Compute<S>;
+
+public:
+    KeyTile(long length, Cutter& cut)
+        : length_(length), buffer_(std::is_same_v<S, T> ? nullptr : cut.template take<T>(keys<T> * length)) {}
+
+    // Rows k0 .. k1 of one head.
+    void load(const Rows& x, std::int64_t b, std::int64_t head, long k0, long k1) {
+        k0_ = k0;
+        const S* first = row_of<S>(x, b, head, k0);
+        if constexpr (std::is_same_v<S, T>) {
+            rows_ = first;
+            stride_ = x.row;
+        } else {
+            for (long k = 0; k < k1 - k0; ++k) widen_row<S, T>(first + k * x.row, length_, length_, buffer_ + k * length_);
+            rows_ = buffer_;
+            stride_ = length_;
+        }
+    }
+    const T* rows() const { return rows_; }
+    long stride() const { return stride_; }
+
+    // out[key][lane] = sum over features of row[key][feature] * lanes[feature][lane], for the keys of the span.
+    template <class To>
+    ATTNGRAD_INLINE void dots(int vectors, Span span, const T* lanes, T* out) const {
+        product<T, Order::RowMajor, To>(vectors, span.b - span.a, length_, rows_ + (span.a - k0_) * stride_, stride_,
+                                          lanes, block<T>, out, block<T>);
+    }
+    // out[feature][lane] = sum over the keys of the span of row[key][feature] * weights[key][lane].
+    template <class To>
+    ATTNGRAD_INLINE void combine(int vectors, Span span, const T* weights, T* out, const T* factor = nullptr) const {
+        product<T, Order::ColMajor, To>(vectors, length_, span.b - span.a, rows_ + (span.a - k0_) * stride_, stride_,
+                                          weights, block<T>, out, block<T>, factor);
+    }
+
+private:
+    long length_, k0_ = 0, stride_ = 0;
+    T* buffer_;
+    const T* rows_ = nullptr;
+};
+
+// out[key][lane] = a . x + b . y, either of which may be missing (null): a tangent of a product. `lane` is the first lane.
+template <class S, class T = Compute<S>>
+inline void sum_of_dots(int vectors, Span span, int lane, const KeyTile<S>* a, const T* x, const KeyTile<S>* b, const T* y,
+                        T* out) {
+    if (a) a->template dots<ToZero>(vectors, span, x + lane, out);
+    if (a && b) b->template dots<ToC>(vectors, span, y + lane, out);
+    if (!a && b) b->template dots<ToZero>(vectors, span, y + lane, out);
+    if (a || b) return;
+    for (long k = 0; k < span.b - span.a; ++k)
+        for (int v = 0; v < vectors; ++v) store<T>(out + k * block<T> + v * lanes<T>, Vec<T>{});
+}
+
+}  // namespace attngrad::ATTNGRAD_ISA
