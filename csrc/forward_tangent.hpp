@@ -4,22 +4,25 @@
 //     lse_dot = rowsum(p o s_dot) + exp(sigma - lse) sigma_dot (T3); p_dot = p o (s_dot - lse_dot) (T4)
 //     out_dot = (p_dot o M) v + (p o M) v_dot (T5)
 //
-// s_dot is measured from its value at the largest score of the row so far (the shift), and the sums follow when that
-// moves: a row that attends to one key alone has p_dot = 0 exactly, and a shift common to a row costs no digits.
+// The sums of p s_dot v hold s_dot less its mean so far, which is lse_dot in the end; they follow when the mean moves. The
+// mean in turn is measured from s_dot at the largest score so far (the shift). So a row that attends to one key alone has
+// p_dot = 0 exactly, and neither a shift common to a row nor a mean of v costs digits. What rounding leaves of
+// sum p (s_dot - shift - mean) is kept, too, and taken off in the end.
 #pragma once
 
 #include "forward.hpp"
 
 namespace attngrad::ATTNGRAD_ISA {
 
-// The running sums of the queries of a block, one number a lane.
+// What is known of the queries of a block so far, one number a lane.
 template <class T>
 struct OnlineTangent {
-    T *top, *sum, *factor;       // as in the forward pass
-    T *shift, *sum_dot, *slide;  // s_dot at top; sum of p (s_dot - shift); how far to move sums of p (s_dot - shift) x
+    T *top, *sum, *factor;   // as in the forward pass
+    T *shift, *mean, *rest;  // s_dot at top; the mean of s_dot - shift; the sum of p (s_dot - shift - mean)
+    T* slide;                // by how much factor * (shift + mean) has just moved
 };
 
-// `softmax`, with tangents: turns scores into p o M and z_dot into (p o (s_dot - shift)) o M, in place.
+// `softmax`, with tangents: turns scores into p o M and z_dot into (p o (s_dot - shift - mean)) o M, in place.
 template <class T, int NV>
 __attribute__((noinline)) void softmax_tangent(const Scores<T>& scores, T* s, T* d, long k0, Span keys, Span inner,
                                                int lane, const OnlineTangent<T>& rows) {
@@ -51,38 +54,52 @@ __attribute__((noinline)) void softmax_tangent(const Scores<T>& scores, T* s, T*
     });
     for (int v = 0; v < NV; ++v) {
         const int at = lane + v * W;
-        const Vec<T> old = load<T>(rows.top + at), sum = load<T>(rows.sum + at);
+        const Vec<T> old = load<T>(rows.top + at);
         store<T>(rows.top + at, m[v]);
         m[v] = m[v] == minus_inf ? Vec<T>{} : m[v];
-        const Vec<T> factor = exp2<T>(scores.exponent(old - m[v]));
-        const Vec<T> slide = factor * (shift[v] - load<T>(rows.shift + at));
-        store<T>(rows.shift + at, shift[v]);
-        store<T>(rows.factor + at, factor);
-        store<T>(rows.slide + at, slide);
-        store<T>(rows.sum_dot + at, load<T>(rows.sum_dot + at) * factor - slide * sum);
-        store<T>(rows.sum + at, sum * factor);
+        store<T>(rows.factor + at, exp2<T>(scores.exponent(old - m[v])));
     }
-    each_key(keys, inner, scores.plain() && !scores.drops(), [&]<bool masked>(long k) ATTNGRAD_LAMBDA {
+    each_key(keys, inner, scores.plain(), [&]<bool masked>(long k) ATTNGRAD_LAMBDA {
         const long at = (k - k0) * block<T> + lane;
         for (int v = 0; v < NV; ++v) {
             Vec<T> x = load<T>(s + at + v * W) - m[v];
             if constexpr (masked) x = scores.exponent(x);
-            Vec<T> p = exp2<T, masked>(x), p_dot = p * (load<T>(d + at + v * W) - shift[v]);
+            const Vec<T> p = exp2<T, masked>(x), x_dot = load<T>(d + at + v * W) - shift[v];
             part[v] += p;
-            part_dot[v] += p_dot;
+            part_dot[v] += p * x_dot;
+            store<T>(s + at + v * W, p);
+            store<T>(d + at + v * W, x_dot);
+        }
+    });
+    Vec<T> mean[NV], rest[NV] = {};
+    for (int v = 0; v < NV; ++v) {
+        const int at = lane + v * W;
+        const Vec<T> factor = load<T>(rows.factor + at), old_sum = load<T>(rows.sum + at), before = old_sum * factor;
+        const Vec<T> moved = shift[v] - load<T>(rows.shift + at), old = load<T>(rows.mean + at), sum = before + part[v];
+        mean[v] = sum == Vec<T>{} ? Vec<T>{} : (part_dot[v] + before * (old - moved)) / sum;
+        store<T>(rows.sum + at, sum);
+        store<T>(rows.shift + at, shift[v]);
+        store<T>(rows.mean + at, mean[v]);
+        const Vec<T> slide = factor * (moved + (mean[v] - old));
+        store<T>(rows.slide + at, slide);
+        store<T>(rows.rest + at, load<T>(rows.rest + at) * factor - slide * old_sum);
+    }
+    each_key(keys, inner, !scores.drops(), [&]<bool masked>(long k) ATTNGRAD_LAMBDA {
+        const long at = (k - k0) * block<T> + lane;
+        for (int v = 0; v < NV; ++v) {
+            Vec<T> p = load<T>(s + at + v * W), p_dot = p * (load<T>(d + at + v * W) - mean[v]);
+            rest[v] += p_dot;
             if (masked && scores.drops()) {
                 const Vec<T> keep = scores.keep(k, lane + v * W);
-                p *= keep;
+                store<T>(s + at + v * W, p * keep);
                 p_dot *= keep;
             }
-            store<T>(s + at + v * W, p);
             store<T>(d + at + v * W, p_dot);
         }
     });
     for (int v = 0; v < NV; ++v) {
-        const int at = lane + v * W;
-        store<T>(rows.sum + at, load<T>(rows.sum + at) + part[v]);
-        store<T>(rows.sum_dot + at, load<T>(rows.sum_dot + at) + part_dot[v]);
+        T* to = rows.rest + lane + v * W;
+        store<T>(to, load<T>(to) + rest[v]);
     }
 }
 
@@ -122,7 +139,7 @@ private:
           o_dot_t_(cut.take<T>(padded<T>(p.E) * block<T>)),
           st_(cut.take<T>(keys<T> * block<T>)),
           dt_(t.scores() ? cut.take<T>(keys<T> * block<T>) : nullptr),
-          online_{cut.take<T>(block<T>), cut.take<T>(block<T>), cut.take<T>(block<T>),
+          online_{cut.take<T>(block<T>), cut.take<T>(block<T>), cut.take<T>(block<T>), cut.take<T>(block<T>),
                   cut.take<T>(block<T>), cut.take<T>(block<T>), cut.take<T>(block<T>)},
           k_(p.D, cut),
           v_(p.E, cut),
@@ -139,7 +156,7 @@ private:
             online_.top[n] = top;
             online_.sum[n] = top == minus_inf ? 0 : 1;
             online_.shift[n] = t_.sinks && top != minus_inf ? static_cast<const T*>(t_.sinks)[q_.head[n]] : 0;
-            online_.sum_dot[n] = online_.slide[n] = 0;
+            online_.mean[n] = online_.rest[n] = online_.slide[n] = 0;
         }
         for (long e = 0; e < padded<T>(p_.E); ++e)
             for (int n = 0; n < q_.width; n += lanes<T>) {
@@ -203,22 +220,22 @@ private:
 
     void finish() {
         for (int n = 0; n < q_.width; ++n) {
-            const T top = online_.top[n], sum = online_.sum[n], inverse = sum == 0 ? 0 : 1 / sum;
-            const T mean = online_.sum_dot[n] * inverse;
+            const T inverse = online_.sum[n] == 0 ? 0 : 1 / online_.sum[n];
             online_.factor[n] = inverse;
-            online_.slide[n] = mean;
+            online_.rest[n] *= inverse;
+            online_.mean[n] += online_.rest[n];
             if (n >= q_.count) continue;
-            write_row_statistics<T>(p_, r_.f, q_.b, q_.head[n], q_.row[n], top, sum);
+            write_row_statistics<T>(p_, r_.f, q_.b, q_.head[n], q_.row[n], online_.top[n], online_.sum[n]);
             const std::int64_t at = q_.index(p_, n);
-            static_cast<T*>(r_.lse_dot)[at] = online_.shift[n] + mean;
+            static_cast<T*>(r_.lse_dot)[at] = online_.shift[n] + online_.mean[n];
             if (r_.shift) static_cast<T*>(r_.shift)[at] = online_.shift[n];
-            if (r_.mean) static_cast<T*>(r_.mean)[at] = mean;
+            if (r_.mean) static_cast<T*>(r_.mean)[at] = online_.mean[n];
         }
-        for (int at = 0; at < q_.width && dt_; at += lanes<T>) {  // - lse_dot out, but for the shift
-            const Vec<T> mean = load<T>(online_.slide + at);
+        for (int at = 0; at < q_.width && dt_; at += lanes<T>) {
+            const Vec<T> rest = load<T>(online_.rest + at);
             for (long e = 0; e < p_.E; ++e) {
                 T* out_dot = o_dot_t_ + e * block<T> + at;
-                store<T>(out_dot, load<T>(out_dot) - mean * load<T>(ot_ + e * block<T> + at));
+                store<T>(out_dot, load<T>(out_dot) - rest * load<T>(ot_ + e * block<T> + at));
             }
         }
         unpack_lanes<S, T>(ot_, online_.factor, p_, q_, p_.E, rows_, static_cast<S*>(r_.f.out),

@@ -62,7 +62,7 @@ struct Tangents {
     bool scores() const { return q.data || k.data || bias || sinks; }  // whether the scores move
 };
 
-// lse_dot = shift + mean, kept apart: shift is s_dot at the largest score of the row, so that a shift common to the row,
+// lse_dot = shift + mean, kept apart: shift is s_dot at the largest score of the row, so that what is common to the row,
 // however large, costs no digits of what is measured from it.
 struct ForwardTangentResult {
     ForwardResult f;

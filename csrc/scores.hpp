@@ -176,15 +176,16 @@ public:
         return sees(k, lane) ? x : broadcast<T>(-std::numeric_limits<T>::infinity());
     }
 
-    // s_dot = cap'(z) z_dot + bias_dot (T2), in units of its own right, from z_dot as the products give it: multiplied by
-    // query_factor() / scale, like z.
+    // s_dot = cap'(z) z_dot + bias_dot (T2), as it is, from z_dot as the products give it: times query_factor() / scale,
+    // like z. Every pass must round it alike: adding zero keeps the compiler from contracting the product with what the
+    // caller subtracts next.
     ATTNGRAD_INLINE Vec<T> tangent(Vec<T> z_dot, Vec<T> slope, long k, int lane) const {
-        Vec<T> x = z_dot * to_score_;
+        Vec<T> x = z_dot * to_score_, add{};
         if (p_.softcap > 0) x *= slope;
-        if (bias_dot_) x += load<T>(bias_dot_ + (k - k0_) * block<T> + lane);
-        return x;
+        if (bias_dot_) add = load<T>(bias_dot_ + (k - k0_) * block<T> + lane);
+        return x + add;
     }
-    ATTNGRAD_INLINE Vec<T> plain_tangent(Vec<T> z_dot) const { return z_dot * to_score_; }
+    ATTNGRAD_INLINE Vec<T> plain_tangent(Vec<T> z_dot) const { return z_dot * to_score_ + Vec<T>{}; }
 
     // Which lanes see key k, by band, mask and segments; -inf biases are left to arithmetic.
     ATTNGRAD_INLINE Int<T> sees(long k, int lane) const {

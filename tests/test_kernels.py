@@ -6,7 +6,6 @@ import subprocess
 import sys
 import textwrap
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -14,8 +13,9 @@ import pytest
 
 import attngrad
 from attngrad import Gradients, _kernels, _native, reference
-from attngrad.testing import relative_error, rms_error, rounding_bound
-from cases import EVERYTHING, OPTIONS, SINGLES, Case, Shape, label, make
+from attngrad.testing import relative_error
+from cases import EVERYTHING, OPTIONS, PAIRS, SINGLES, Shape, label, make
+from passes import all_passes, assert_equal_to_the_reference, assert_within_the_rounding_bound
 
 NARROW = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 ACROSS_TILES = Shape((1,), 2, 1, 131, 203, 9, 20)
@@ -38,22 +38,6 @@ def threads():
     attngrad.set_num_threads(before)
 
 
-def forward_and_backward(c: Case, module: Any = attngrad) -> dict[str, Any]:
-    """out, lse and the gradients by name."""
-    (out, lse), pullback = module.vjp(*c.qkv, return_lse=True, **c.options)
-    grads = pullback(c.dout, c.dlse)
-    named = {"out": out, "lse": lse} | {f"d{name}": g for name, g in grads._asdict().items()}
-    return {name: x for name, x in named.items() if x is not None}
-
-
-def assert_equal_to_the_reference(c: Case) -> None:
-    expected = forward_and_backward(c, reference)
-    for name, x in forward_and_backward(c).items():
-        finite = np.isfinite(expected[name])
-        assert np.array_equal(finite, np.isfinite(x)), name
-        assert relative_error(x[finite], expected[name][finite]) < 1e-12, name
-
-
 # --- every instruction set ------------------------------------------------------------------------------------------
 
 
@@ -67,19 +51,6 @@ def test_float64_equals_the_reference_across_tiles(isa, names):
 def test_low_precision_keeps_the_rounding_bound_across_tiles(isa, names, dtype):
     c = make(names, Shape((1,), 2, 1, 61, 150, 24, 20)).cast(dtype)
     assert_within_the_rounding_bound(c, dtype)
-
-
-def assert_within_the_rounding_bound(c: Case, dtype: Any) -> None:
-    naive = c.cast(dtype)
-    naive.dlse = c.dlse.astype(dtype)
-    with np.errstate(over="ignore", invalid="ignore"):
-        rounded = forward_and_backward(naive, reference)
-    truth = forward_and_backward(c.cast(np.longdouble), reference)
-    eps = float(ml_dtypes.finfo(dtype).eps)
-    for name, x in forward_and_backward(c).items():
-        finite = np.isfinite(truth[name])
-        bound = rounding_bound(rounded[name][finite], truth[name][finite], eps)
-        assert rms_error(x[finite], truth[name][finite]) <= bound, name
 
 
 @pytest.mark.parametrize("dtype", NARROW.values(), ids=NARROW)
@@ -186,10 +157,10 @@ def test_a_mask_of_odd_bytes_is_still_a_mask():
 def test_results_do_not_depend_on_the_number_of_threads(threads, shape, names, dtype):
     c = make(names, shape).cast(dtype)
     threads(1)
-    alone = forward_and_backward(c)
+    alone = all_passes(c)
     for n in (2, 3, 7):
         threads(n)
-        for name, x in forward_and_backward(c).items():
+        for name, x in all_passes(c).items():
             assert np.array_equal(x, alone[name], equal_nan=True), (n, name)
 
 
@@ -199,13 +170,13 @@ def test_results_do_not_depend_on_the_number_of_threads(threads, shape, names, d
 def test_the_gradient_of_a_shared_bias_does_not_depend_on_the_number_of_threads(threads, bias):
     c = make((), Shape((3,), 6, 2, 130, 700, 16, 16))
     c.options["bias"] = np.random.default_rng(0).standard_normal(bias)
-    expected = forward_and_backward(c, reference)["dbias"]
+    expected = all_passes(c, reference)["dbias"]
     threads(1)
-    alone = forward_and_backward(c)["dbias"]
+    alone = all_passes(c)["dbias"]
     assert relative_error(alone, expected) < 1e-12
     for n in (2, 4, 4, 4):
         threads(n)
-        assert np.array_equal(forward_and_backward(c)["dbias"], alone)
+        assert np.array_equal(all_passes(c)["dbias"], alone)
 
 
 def test_calls_that_want_different_numbers_of_workers_do_not_disturb_each_other(threads):
@@ -220,10 +191,10 @@ def test_calls_that_want_different_numbers_of_workers_do_not_disturb_each_other(
 
 def test_many_python_threads_may_call_at_once():
     cases = [make(("causal", "bias"), Shape((2,), 4, 2, 200, 150, 16, 8), seed) for seed in range(8)]
-    alone = [forward_and_backward(c) for c in cases]
+    alone = [all_passes(c) for c in cases]
     with ThreadPoolExecutor(8) as pool:
         for _ in range(5):
-            together = list(pool.map(forward_and_backward, cases))
+            together = list(pool.map(all_passes, cases))
             for a, b in zip(alone, together, strict=True):
                 assert all(np.array_equal(a[name], b[name]) for name in a)
 
@@ -339,14 +310,14 @@ def test_forward_and_backward_of_a_long_sequence_take_linear_memory():
 
 def test_results_that_are_alive_are_never_reused():
     c = make(("causal",), Shape((2,), 4, 2, 150, 160, 32, 16))
-    first = forward_and_backward(c)
+    first = all_passes(c)
     copies = {name: x.copy() for name, x in first.items()}
     view = first["out"][0, 0]
     for seed in range(4):
-        forward_and_backward(make(("causal",), c.shape, seed))
+        all_passes(make(("causal",), c.shape, seed))
     assert all(np.array_equal(first[name], copies[name]) for name in first)
     del first["out"]
-    forward_and_backward(make((), c.shape))
+    all_passes(make((), c.shape))
     assert np.array_equal(view, copies["out"][0, 0])  # a view keeps its memory
 
 

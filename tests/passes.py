@@ -1,0 +1,68 @@
+"""Every pass of a case at once, and how to judge the results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+import attngrad
+from attngrad import reference
+from attngrad.testing import relative_error, rms_error, rounding_bound
+from cases import Case
+
+
+def all_passes(c: Case, module: Any = attngrad) -> dict[str, Any]:
+    """Every result of every pass by name; None left out."""
+    (out, lse), pullback = module.vjp(*c.qkv, return_lse=True, **c.options)
+    grads = pullback(c.dout, c.dlse)
+    (same, same_lse), moved = module.jvp(c.qkv, c.t[:3], return_lse=True, **c.tangents, **c.options)
+    again, grads_dot = module.hvp(
+        c.qkv, c.t[:3], c.dout, c.dout_dot, dlse=c.dlse, dlse_dot=c.dlse_dot, **c.tangents, **c.options
+    )
+    named = {
+        "out": out,
+        "lse": lse,
+        "out of jvp": same,
+        "lse of jvp": same_lse,
+        "out_dot": moved[0],
+        "lse_dot": moved[1],
+    }
+    named |= {f"d{name}": g for name, g in grads._asdict().items()}
+    named |= {f"d{name} of hvp": g for name, g in again._asdict().items()}
+    named |= {f"d{name}_dot": g for name, g in grads_dot._asdict().items()}
+    return {name: x for name, x in named.items() if x is not None}
+
+
+def assert_equal_to_the_reference(c: Case) -> None:
+    """Every pass, in float64, to 1e-12 of its largest number."""
+    got, expected = all_passes(c), all_passes(c, reference)
+    assert got.keys() == expected.keys()
+    for name, x in got.items():
+        assert x.shape == expected[name].shape, name
+        finite = np.isfinite(expected[name])
+        assert np.array_equal(finite, np.isfinite(x)), name
+        assert relative_error(x[finite], expected[name][finite]) < 1e-12, name
+
+
+def rounding_errors(c: Case, dtype: Any) -> dict[str, tuple[float, float]]:
+    """The RMS error of every result of ``c``, which is of ``dtype``, and its bound."""
+    naive = c.cast(dtype)
+    naive.dlse, naive.dlse_dot = c.dlse.astype(dtype), c.dlse_dot.astype(dtype)
+    with np.errstate(over="ignore", invalid="ignore"):
+        rounded = all_passes(naive, reference)
+    truth = all_passes(c.cast(np.longdouble), reference)
+    eps = float(ml_dtypes.finfo(dtype).eps)
+    errors = {}
+    for name, x in all_passes(c).items():
+        finite = np.isfinite(truth[name])
+        bound = rounding_bound(rounded[name][finite], truth[name][finite], eps)
+        errors[name] = rms_error(x[finite], truth[name][finite]), bound
+    return errors
+
+
+def assert_within_the_rounding_bound(c: Case, dtype: Any) -> None:
+    """Twice the naive error plus 8 eps times the largest result, for every pass."""
+    for name, (error, bound) in rounding_errors(c, dtype).items():
+        assert error <= bound, (name, error, bound)
