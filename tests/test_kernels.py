@@ -46,6 +46,11 @@ def test_float64_equals_the_reference_across_tiles(isa, names):
     assert_equal_to_the_reference(make(names, ACROSS_TILES))
 
 
+@pytest.mark.parametrize("names", PAIRS, ids=label)
+def test_pairs_of_options_equal_the_reference(isa, names):
+    assert_equal_to_the_reference(make(names))
+
+
 @pytest.mark.parametrize("dtype", NARROW.values(), ids=NARROW)
 @pytest.mark.parametrize("names", [(), ("causal",), ("window", "bias"), EVERYTHING], ids=label)
 def test_low_precision_keeps_the_rounding_bound_across_tiles(isa, names, dtype):
@@ -279,6 +284,8 @@ def test_ctrl_c_interrupts_long_calls():
         calls = {
             "attention": lambda: attngrad.attention(q, q, q),
             "pullback": lambda: [pullback(q) for _ in range(10**6)],
+            "jvp": lambda: attngrad.jvp((q, q, q), (q, None, None)),
+            "hvp": lambda: [attngrad.hvp((q, q, q), (q, None, None), q, window=(0, 0)) for _ in range(10**6)],
         }
         for name, call in calls.items():
             threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
@@ -289,23 +296,41 @@ def test_ctrl_c_interrupts_long_calls():
                 print(name, "interrupted")
         print(attngrad.attention(q[:, :, :8], q[:, :, :8], q[:, :, :8]).any())
     """
-    assert script(code) == "attention interrupted\npullback interrupted\nFalse"
+    assert script(code) == "\n".join(
+        [*(f"{name} interrupted" for name in ("attention", "pullback", "jvp", "hvp")), "False"]
+    )
 
 
-def test_forward_and_backward_of_a_long_sequence_take_linear_memory():
-    code = """
-        import resource, numpy as np, attngrad
-        n, d = 16384, 64
-        rng = np.random.default_rng(0)
-        q, k, v, dout = (rng.standard_normal((1, 1, n, d), dtype=np.float32) for _ in range(4))
-        attngrad.vjp(q[:, :, :64], k[:, :, :64], v[:, :, :64])[1](dout[:, :, :64])
+LONG = """
+    import resource, numpy as np, attngrad
+    n, d = 16384, 64
+    rng = np.random.default_rng(0)
+    q, k, v, dout, q_dot, k_dot, v_dot, dout_dot = (
+        rng.standard_normal((1, 1, n, d), dtype=np.float32) for _ in range(8)
+    )
+
+    def pullback(n, **options):
+        out, pullback = attngrad.vjp(q[:, :, :n], k[:, :, :n], v[:, :, :n], **options)
+        return out, pullback(dout[:, :, :n])
+
+    def hvp(n, **options):
+        primals, tangents = ([x[:, :, :n] for x in xs] for xs in ((q, k, v), (q_dot, k_dot, v_dot)))
+        return attngrad.hvp(tuple(primals), tuple(tangents), dout[:, :, :n], dout_dot[:, :, :n], **options)
+
+    def growth(call):
+        call(64)
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        out, pullback = attngrad.vjp(q, k, v, window=(100, 100))
-        grads = pullback(dout)
+        results = call(n, window=(100, 100))
         after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         print((after - before) * 1024 / q.nbytes)
-    """
-    assert float(script(code)) < 12
+
+"""
+
+
+@pytest.mark.parametrize(("call", "limit"), [("pullback", 12), ("hvp", 16)])
+def test_a_long_sequence_takes_linear_memory(call, limit):
+    """In multiples of the size of q, beyond the inputs."""
+    assert float(script(LONG + f"    growth({call})")) < limit
 
 
 def test_results_that_are_alive_are_never_reused():
