@@ -22,6 +22,16 @@ def randomise(layer: MultiHeadAttention, seed: int = 1) -> MultiHeadAttention:
     return layer
 
 
+def directions(layer: MultiHeadAttention, x: tuple[Any, ...], options: dict[str, Any], seed: int = 5) -> dict[str, Any]:
+    """A random tangent for every input, parameter, bias and sinks."""
+    rng = np.random.default_rng(seed)
+    return {
+        "inputs_dot": tuple(rng.standard_normal(a.shape) for a in x),
+        "params_dot": {name: rng.standard_normal(p.shape) for name, p in layer.params.items()},
+        **{f"{n}_dot": rng.standard_normal(options[n].shape) for n in ("bias", "sinks") if n in options},
+    }
+
+
 def as_tuple(x: Any) -> tuple[Any, ...]:
     return x if isinstance(x, tuple) else (x,)
 

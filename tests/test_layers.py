@@ -13,7 +13,7 @@ import torch_dense
 from attngrad import MultiHeadAttention
 from attngrad.testing import relative_error
 from cases import EVERYTHING, PAIRS, SINGLES, Shape, label, make
-from layer_tools import EXACT, as_tuple, randomise, worst
+from layer_tools import EXACT, as_tuple, directions, randomise, worst
 
 
 def test_worst_sees_one_wrong_gradient_among_right_ones():
@@ -177,16 +177,6 @@ def test_grouped_queries_rope_and_every_option_equal_autograd(names, rope):
 
 
 # --- forward mode ----------------------------------------------------------------------------------------------------
-
-
-def directions(layer: MultiHeadAttention, x: tuple[Any, ...], options: dict[str, Any], seed: int = 5) -> dict[str, Any]:
-    """A random tangent for every input, parameter, bias and sinks."""
-    rng = np.random.default_rng(seed)
-    return {
-        "inputs_dot": tuple(rng.standard_normal(a.shape) for a in x),
-        "params_dot": {name: rng.standard_normal(p.shape) for name, p in layer.params.items()},
-        **{f"{n}_dot": rng.standard_normal(options[n].shape) for n in ("bias", "sinks") if n in options},
-    }
 
 
 def adjoint_gap(layer: MultiHeadAttention, x: tuple[Any, ...], options: dict[str, Any], slip: float = 0.0) -> float:

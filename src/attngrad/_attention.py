@@ -136,14 +136,43 @@ def hvp(
     >>> grads_dot.q.shape
     (2, 2)
     """
-    q, k, v = bind_primals("hvp", primals)
-    x, o, return_lse = bind("hvp", q, k, v, options)
-    refuse_lse("hvp", return_lse)
-    t = bind_tangents("hvp", x, tangents, bias_dot, sinks_dot)
-    require_cotangent("hvp", dout, dlse)
-    check_cotangents("hvp", x, dout, dlse)
-    check_cotangents("hvp", x, dout_dot, dlse_dot, "_dot")
-    return _kernels.backward_tangent(x, o, t, dout, dout_dot, dlse, dlse_dot)
+    found = second_order(
+        "hvp",
+        primals,
+        tangents,
+        dout,
+        dout_dot,
+        bias_dot=bias_dot,
+        sinks_dot=sinks_dot,
+        dlse=dlse,
+        dlse_dot=dlse_dot,
+        **options,
+    )
+    return found.grads, found.grads_dot
+
+
+def second_order(
+    function: str,
+    primals: tuple[NDArray, NDArray, NDArray],
+    tangents: tuple[NDArray | None, NDArray | None, NDArray | None],
+    dout: NDArray | None,
+    dout_dot: NDArray | None = None,
+    *,
+    bias_dot: NDArray | None = None,
+    sinks_dot: NDArray | None = None,
+    dlse: NDArray | None = None,
+    dlse_dot: NDArray | None = None,
+    **options: Unpack[OptionArguments],
+) -> _kernels.SecondOrder:
+    """``hvp`` on behalf of ``function``, with out and out_dot in the accumulation dtype."""
+    q, k, v = bind_primals(function, primals)
+    x, o, return_lse = bind(function, q, k, v, options)
+    refuse_lse(function, return_lse)
+    t = bind_tangents(function, x, tangents, bias_dot, sinks_dot)
+    require_cotangent(function, dout, dlse)
+    check_cotangents(function, x, dout, dlse)
+    check_cotangents(function, x, dout_dot, dlse_dot, "_dot")
+    return _kernels.second_order(x, o, t, dout, dout_dot, dlse, dlse_dot)
 
 
 def jacobian(q: NDArray, k: NDArray, v: NDArray, wrt: str = "q", **options: Unpack[OptionArguments]) -> NDArray:

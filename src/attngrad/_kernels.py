@@ -76,7 +76,7 @@ def backward(x: Operands, o: Options, saved: Saved, dout: Array | None, dlse: Ar
     bias = None if x.bias is None else _plane(x.bias, x)
     g = _Sums(x, bias)
     _call(x, o, bias).backward(_cotangent(dout), _numbers(dlse), *saved, *g)
-    return g.gradients(x, None if x.sinks is None else -(_sink_share(x, saved) * g.rows(x)))
+    return g.gradients(x, None if x.sinks is None else -(_sink_share(x, saved) * g.rows(x)))  # (R6)
 
 
 def forward_tangent(x: Operands, o: Options, t: Tangents) -> tuple[Array, Array, Array, Array]:
@@ -92,6 +92,15 @@ def forward_tangent(x: Operands, o: Options, t: Tangents) -> tuple[Array, Array,
     return out, lse, out_dot, lse_dot
 
 
+class SecondOrder(NamedTuple):
+    """out and out_dot in the accumulation dtype, the gradients, and their tangents."""
+
+    out: Array
+    out_dot: Array
+    grads: Gradients
+    grads_dot: Gradients
+
+
 def backward_tangent(
     x: Operands,
     o: Options,
@@ -102,6 +111,20 @@ def backward_tangent(
     dlse_dot: Array | None = None,
 ) -> tuple[Gradients, Gradients]:
     """The VJP and its tangent along ``t``, ``dout_dot`` and ``dlse_dot``."""
+    found = second_order(x, o, t, dout, dout_dot, dlse, dlse_dot)
+    return found.grads, found.grads_dot
+
+
+def second_order(
+    x: Operands,
+    o: Options,
+    t: Tangents,
+    dout: Array | None,
+    dout_dot: Array | None = None,
+    dlse: Array | None = None,
+    dlse_dot: Array | None = None,
+) -> SecondOrder:
+    """``backward_tangent``, with what the forward pass and its tangent gave on the way."""
     dtype = x.q.dtype
     wide = ACCUMULATE.get(dtype, dtype)
     rows = x.out_shape[:-1]
@@ -125,12 +148,13 @@ def backward_tangent(
         *moved,
         *g_dot,
     )
-    if x.sinks is None:
-        return g.gradients(x, None), g_dot.gradients(x, None)
-    share, delta, delta_dot = _sink_share(x, saved), g.rows(x), g_dot.rows(x)
-    with np.errstate(all="ignore"):
-        shift = -_by_head(x, lse_dot) if t.sinks is None else _widen(t.sinks)[..., None] - _by_head(x, lse_dot)
-        return g.gradients(x, -(share * delta)), g_dot.gradients(x, -(share * (shift * delta + delta_dot)))  # (H9)
+    sink_rows = sink_rows_dot = None
+    if x.sinks is not None:
+        share, delta, delta_dot = _sink_share(x, saved), g.rows(x), g_dot.rows(x)
+        with np.errstate(all="ignore"):
+            shift = -_by_head(x, lse_dot) if t.sinks is None else _widen(t.sinks)[..., None] - _by_head(x, lse_dot)
+            sink_rows, sink_rows_dot = -(share * delta), -(share * (shift * delta + delta_dot))  # (R6), (H9)
+    return SecondOrder(saved.out, moved.out_dot, g.gradients(x, sink_rows), g_dot.gradients(x, sink_rows_dot))
 
 
 def keep_mask(

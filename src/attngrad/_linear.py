@@ -38,7 +38,7 @@ def affine_vjp(x: NDArray, w: NDArray, dy: NDArray) -> tuple[NDArray, NDArray, N
 
 
 def affine_jvp(
-    x: NDArray, w: NDArray, x_dot: NDArray | None, w_dot: NDArray | None, b_dot: NDArray | None
+    x: NDArray, w: NDArray, x_dot: NDArray | None, w_dot: NDArray | None, b_dot: NDArray | None = None
 ) -> NDArray | None:
     """``y_dot = x_dot w + x w_dot + b_dot``; a tangent that is None is zero, and so is the result."""
     terms = []
@@ -49,6 +49,27 @@ def affine_jvp(
     if b_dot is not None:
         terms.append(np.broadcast_to(b_dot, (*x.shape[:-1], w.shape[1])))
     return functools.reduce(np.add, terms) if terms else None
+
+
+def affine_hvp(
+    x: NDArray, w: NDArray, dy: NDArray, x_dot: NDArray | None, w_dot: NDArray | None, dy_dot: NDArray | None
+) -> tuple[NDArray, NDArray, NDArray]:
+    """``dx_dot, dw_dot, db_dot``, the tangents of ``affine_vjp``; a tangent that is None is zero.
+
+    dx_dot = dy_dot w^T + dy w_dot^T, dw_dot = x_dot^T dy + x^T dy_dot, db_dot = the sum of dy_dot over tokens.
+    """
+    dx_dot = affine_jvp(dy, w.T, dy_dot, None if w_dot is None else w_dot.T)
+    dw_dot = affine_jvp(_flat(x).T, _flat(dy), None if x_dot is None else _flat(x_dot).T, _optional_flat(dy_dot))
+    db_dot = None if dy_dot is None else _flat(dy_dot).sum(axis=0)
+    return (
+        np.zeros_like(x) if dx_dot is None else dx_dot,
+        np.zeros_like(w) if dw_dot is None else dw_dot,
+        np.zeros_like(w[0]) if db_dot is None else db_dot,
+    )
+
+
+def _optional_flat(x: NDArray | None) -> NDArray | None:
+    return None if x is None else _flat(x)
 
 
 def split(x: NDArray, features: int) -> NDArray:

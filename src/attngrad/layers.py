@@ -1,4 +1,4 @@
-"""The multi-head attention layer: projections around ``attngrad.vjp``, with its own backward and forward mode.
+"""The multi-head attention layer: projections around attention, with its backward, forward mode and second order.
 
 ::
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, Self, Unpack
 
 import numpy as np
@@ -22,8 +22,8 @@ import numpy.typing as npt
 from attngrad import _checkpoint, _torch_state
 from attngrad import _layer_checks as checks
 from attngrad._arrays import ACCUMULATE, kind_of
-from attngrad._attention import jvp, vjp
-from attngrad._linear import affine, affine_jvp, affine_vjp, merge, split
+from attngrad._attention import jvp, second_order, vjp
+from attngrad._linear import affine, affine_hvp, affine_jvp, affine_vjp, merge, split
 from attngrad._options import Gradients, OptionArguments, check_flag, check_like, fail, require_numpy
 from attngrad._rope import Rotation, rotation
 
@@ -42,6 +42,42 @@ class _Saved(NamedTuple):
     turns: dict[str, Rotation]
     out: NDArray
     pullback: Callable[[NDArray], Gradients]
+
+
+class _Moved(NamedTuple):
+    """A forward pass up to the heads of q, k and v, and how they move."""
+
+    x: dict[str, NDArray]
+    w: dict[str, NDArray]
+    x_dot: dict[str, NDArray]
+    w_dot: dict[str, NDArray]
+    source: dict[str, str]
+    turns: dict[str, Rotation]
+    heads: tuple[NDArray, NDArray, NDArray]
+    heads_dot: tuple[NDArray | None, NDArray | None, NDArray | None]
+
+
+class _Collected:
+    """Gradients of inputs and parameters; an input that serves more than once gets the sum."""
+
+    def __init__(self) -> None:
+        self.inputs: dict[str, NDArray] = {}
+        self.params: dict[str, NDArray] = {}
+
+    def add(self, letter: str, found: tuple[NDArray, NDArray, NDArray], source: str = "out") -> NDArray:
+        """Take dx, dw, db of one projection; dx."""
+        dx, self.params[f"w_{letter}"], self.params[f"b_{letter}"] = found
+        self.inputs[source] = self.inputs[source] + dx if source in self.inputs else dx
+        return dx
+
+
+class LayerGradients(NamedTuple):
+    """Gradients of a layer: one an input given, the parameters by name, and those of the options bias and sinks."""
+
+    inputs: tuple[NDArray, ...]
+    params: dict[str, NDArray]
+    bias: NDArray | None
+    sinks: NDArray | None
 
 
 class MultiHeadAttention:
@@ -245,24 +281,20 @@ class MultiHeadAttention:
         x, source, w, turns, out, pullback = self._saved
         require_numpy(function, dy=dy)
         check_like(function, "dy", dy, (*out.shape[:-1], w["w_o"].shape[1]), self.dtype, "the output")
-        found: dict[str, NDArray] = {}
-        dinputs: dict[str, NDArray] = {}
+        found = _Collected()
         with np.errstate(all="ignore"):
             # y = out w_o + b_o
-            dout, found["w_o"], found["b_o"] = affine_vjp(out, w["w_o"], dy.astype(self._wide, copy=False))
+            dout = found.add("o", affine_vjp(out, w["w_o"], dy.astype(self._wide, copy=False)))
             # out = merge(attention(q, k, v))
             gradients = pullback(self._round(split(dout, self.d_head)))
             for c, dheads in zip(_LETTERS, gradients[:3], strict=True):
                 # q = rope(split(x w_q + b_q))
-                wide = dheads.astype(self._wide, copy=False)
-                dq = merge(turns[c].invert(wide) if c in turns else wide)
-                name = source[c]
-                dx, found[f"w_{c}"], found[f"b_{c}"] = affine_vjp(x[name], w[f"w_{c}"], dq)
-                dinputs[name] = dinputs[name] + dx if name in dinputs else dx
+                dq = self._features(c, dheads, turns)
+                found.add(c, affine_vjp(x[source[c]], w[f"w_{c}"], dq), source[c])
             for name, gradient in self.grads.items():
-                gradient += found[name]
+                gradient += found.params[name]
         self.attention_gradients = gradients
-        given = tuple(self._round(dinputs[name]) for name in x)
+        given = tuple(self._round(found.inputs[name]) for name in x)
         return given[0] if len(given) == 1 else given
 
     def zero_grad(self) -> None:
@@ -293,6 +325,93 @@ class MultiHeadAttention:
             Y_dot = O_dot W_o + O W_o_dot + b_o_dot              O_dot: the JVP of attention
         """
         function = f"{_NAME}.jvp"
+        m = self._move(function, inputs, inputs_dot, params_dot, options)
+        with np.errstate(all="ignore"):
+            heads, heads_dot = jvp(m.heads, m.heads_dot, bias_dot=bias_dot, sinks_dot=sinks_dot, **options)
+            out, out_dot = (merge(h).astype(self._wide, copy=False) for h in (heads, heads_dot))
+            y = affine(out, m.w["w_o"], m.w.get("b_o"))
+            y_dot = affine_jvp(out, m.w["w_o"], out_dot, m.w_dot.get("w_o"), m.w_dot.get("b_o"))
+            return self._round(y), self._round(np.asarray(y_dot))
+
+    # --- second order ------------------------------------------------------------------------------------------------
+
+    def hvp(
+        self,
+        inputs: tuple[NDArray, ...],
+        inputs_dot: tuple[NDArray | None, ...],
+        dy: NDArray,
+        dy_dot: NDArray | None = None,
+        params_dot: Mapping[str, NDArray] | None = None,
+        *,
+        bias_dot: NDArray | None = None,
+        sinks_dot: NDArray | None = None,
+        **options: Unpack[OptionArguments],
+    ) -> tuple[LayerGradients, LayerGradients]:
+        """The gradients of <dy, Y> and their directional derivative, ``grads, grads_dot``: second order.
+
+        Inputs and tangents as for ``jvp``. With dy_dot = None, grads_dot is the Hessian of <dy, Y> over inputs and
+        parameters, applied to the tangents. Keeps nothing for backward, and leaves ``self.grads`` alone.
+
+        ::
+
+            dO_dot   = dY_dot W_o^T + dY W_o_dot^T          dW_o_dot = O_dot^T dY + O^T dY_dot
+            dX_q_dot = dQ_dot W_q^T + dQ W_q_dot^T          dW_q_dot = X_q_dot^T dQ + X_q^T dQ_dot, likewise k and v
+        """
+        function = f"{_NAME}.hvp"
+        m = self._move(function, inputs, inputs_dot, params_dot, options)
+        x, w, x_dot, w_dot, source = m.x, m.w, m.x_dot, m.w_dot, m.source
+        for name, cotangent in (("dy", dy), ("dy_dot", dy_dot)):
+            if cotangent is not None or name == "dy":
+                require_numpy(function, **{name: cotangent})
+                shape = (*x["query"].shape[:-1], w["w_o"].shape[1])
+                check_like(function, name, cotangent, shape, self.dtype, "the output")
+        with np.errstate(all="ignore"):
+            wide = dy.astype(self._wide, copy=False)
+            wide_dot = None if dy_dot is None else dy_dot.astype(self._wide, copy=False)
+            dout = affine(wide, w["w_o"].T)
+            dout_dot = affine_jvp(wide, w["w_o"].T, wide_dot, w_dot["w_o"].T if "w_o" in w_dot else None)
+            found = second_order(
+                function,
+                m.heads,
+                m.heads_dot,
+                self._round(split(dout, self.d_head)),
+                None if dout_dot is None else self._round(split(dout_dot, self.d_head)),
+                bias_dot=bias_dot,
+                sinks_dot=sinks_dot,
+                **options,
+            )
+            out, out_dot = merge(found.out), merge(found.out_dot)
+            grads, grads_dot = _Collected(), _Collected()
+            grads.add("o", affine_vjp(out, w["w_o"], wide))
+            grads_dot.add("o", affine_hvp(out, w["w_o"], wide, out_dot, w_dot.get("w_o"), wide_dot))
+            for c, dheads, dheads_dot in zip(_LETTERS, found.grads, found.grads_dot, strict=False):
+                dq, dq_dot = (self._features(c, d, m.turns) for d in (dheads, dheads_dot))
+                name, weight = source[c], f"w_{c}"
+                grads.add(c, affine_vjp(x[name], w[weight], dq), name)
+                moved = affine_hvp(x[name], w[weight], dq, x_dot.get(name), w_dot.get(weight), dq_dot)
+                grads_dot.add(c, moved, name)
+        return self._collect(grads, x, found.grads), self._collect(grads_dot, x, found.grads_dot)
+
+    def _collect(self, found: _Collected, inputs: Iterable[str], attention: Gradients) -> LayerGradients:
+        """What was found, rounded, for the inputs and parameters that there are."""
+        params = {name: found.params[name] for name in self.params}
+        given = tuple(self._round(found.inputs[name]) for name in inputs)
+        return LayerGradients(given, params, attention.bias, attention.sinks)
+
+    def _features(self, letter: str, dheads: NDArray, turns: Mapping[str, Rotation]) -> NDArray:
+        """The transpose of ``_heads``: ``merge(rope^T(dheads))``, in the wide dtype."""
+        wide = dheads.astype(self._wide, copy=False)
+        return merge(turns[letter].invert(wide) if letter in turns else wide)
+
+    def _move(
+        self,
+        function: str,
+        inputs: tuple[NDArray, ...],
+        inputs_dot: tuple[NDArray | None, ...],
+        params_dot: Mapping[str, NDArray] | None,
+        options: Mapping[str, Any],
+    ) -> _Moved:
+        """Check, widen, and project: the heads of q, k and v and how they move."""
         for name, given in (("inputs", inputs), ("inputs_dot", inputs_dot)):
             if not isinstance(given, (tuple, list)):
                 fail(TypeError, function, name, "be a tuple, one entry an input", kind_of(given))
@@ -304,24 +423,24 @@ class MultiHeadAttention:
         x_dot = self._widen(checks.check_input_tangents(function, call, inputs_dot))
         w_dot = self._widen(checks.check_param_tangents(function, self.params, params_dot))
         x, w, turns = self._widen(call.inputs), self._widen(self.params), self._turns(call)
-        primals, tangents = [], []
+        heads: list[NDArray] = []
+        heads_dot: list[NDArray | None] = []
         with np.errstate(all="ignore"):
             for c in _LETTERS:
                 name, weight, bias = call.source[c], f"w_{c}", f"b_{c}"
-                primals.append(self._heads(c, affine(x[name], w[weight], w.get(bias)), turns))
+                heads.append(self._heads(c, affine(x[name], w[weight], w.get(bias)), turns))
                 moved = affine_jvp(x[name], w[weight], x_dot.get(name), w_dot.get(weight), w_dot.get(bias))
-                tangents.append(None if moved is None else self._heads(c, moved, turns))
-            heads, heads_dot = jvp(
-                (primals[0], primals[1], primals[2]),
-                (tangents[0], tangents[1], tangents[2]),
-                bias_dot=bias_dot,
-                sinks_dot=sinks_dot,
-                **options,
-            )
-            out, out_dot = (merge(h).astype(self._wide, copy=False) for h in (heads, heads_dot))
-            y = affine(out, w["w_o"], w.get("b_o"))
-            y_dot = affine_jvp(out, w["w_o"], out_dot, w_dot.get("w_o"), w_dot.get("b_o"))
-            return self._round(y), self._round(np.asarray(y_dot))
+                heads_dot.append(None if moved is None else self._heads(c, moved, turns))
+        return _Moved(
+            x,
+            w,
+            x_dot,
+            w_dot,
+            call.source,
+            turns,
+            (heads[0], heads[1], heads[2]),
+            (heads_dot[0], heads_dot[1], heads_dot[2]),
+        )
 
     def _widen(self, arrays: Mapping[str, NDArray]) -> dict[str, NDArray]:
         return {name: a.astype(self._wide, copy=False) for name, a in arrays.items()}
