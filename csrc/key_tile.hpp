@@ -30,11 +30,16 @@ public:
     const T* rows() const { return rows_; }
     long stride() const { return stride_; }
 
-    // out[key][lane] = sum over features of row[key][feature] * lanes[feature][lane], for the keys of the span.
+    // out[key][lane] = sum over features of row[key][feature] * lanes[feature][lane], for the keys of the span. A long sum
+    // is a sum of shorter ones: large scores need the digits.
     template <class To>
     ATTNGRAD_INLINE void dots(int vectors, Span span, const T* lanes, T* out) const {
-        product<T, Order::RowMajor, To>(vectors, span.b - span.a, length_, rows_ + (span.a - k0_) * stride_, stride_,
-                                          lanes, block<T>, out, block<T>);
+        const T* rows = rows_ + (span.a - k0_) * stride_;
+        const long n = span.b - span.a, parts = (length_ + 31) / 32, step = (length_ + parts - 1) / parts;
+        product<T, Order::RowMajor, To>(vectors, n, std::min(step, length_), rows, stride_, lanes, block<T>, out, block<T>);
+        for (long i = step; i < length_; i += step)
+            product<T, Order::RowMajor, ToC>(vectors, n, std::min(step, length_ - i), rows + i, stride_,
+                                               lanes + i * block<T>, block<T>, out, block<T>);
     }
     // out[feature][lane] = sum over the keys of the span of row[key][feature] * weights[key][lane].
     template <class To>

@@ -1,4 +1,9 @@
-"""Random shapes, strides, dtypes, threads, instruction sets and options: the kernels against the reference.
+"""Random shapes, strides, dtypes, threads, instruction sets and options: every pass against the reference.
+
+A result must keep the rounding rule: an RMS error of at most twice that of the naive computation, plus 8 eps times the
+largest result. A result of few numbers may miss it by chance, where the naive computation happens to round well. So a
+case that misses is drawn again, with inputs that differ in their last digits, and the rule is applied to the RMS over
+all draws. How often that was needed is told at the end.
 
 Run by `make fuzz`. A failure prints the number that makes it again: `python tests/fuzz.py --only NUMBER`.
 """
@@ -17,6 +22,7 @@ from attngrad import _native, reference
 from attngrad._options import Tangents
 from attngrad.testing import rms_error, rounding_bound
 from cases import OPTIONS, Case, Shape, make
+from passes import all_passes
 
 DTYPES = (np.float64, np.float32, np.float16, ml_dtypes.bfloat16)
 EDGES = (1, 2, 3, 7, 8, 15, 16, 17, 24, 31, 33, 47, 48, 49, 63, 64, 65, 95, 96, 97, 130, 193)
@@ -39,7 +45,10 @@ def draw(number: int) -> tuple[Case, np.random.Generator]:
     if "bias" in c.options and rng.random() < 0.5:  # broadcast along random axes
         axes = rng.random(c.options["bias"].ndim) < 0.5
         c.options["bias"] = c.options["bias"][tuple(slice(0, 1) if cut else slice(None) for cut in axes)]
-    c.t = Tangents()
+        c.t = c.t._replace(bias=rng.standard_normal(c.options["bias"].shape))
+    c.t = Tangents(*(x if rng.random() < 0.8 else None for x in c.t))
+    if rng.random() < 0.3:
+        c.dout_dot = None
     if rng.random() < 0.2:
         c.q = c.q * 10.0 ** rng.integers(0, 4)
     return c, rng
@@ -61,17 +70,50 @@ def scatter(x: Any, rng: np.random.Generator) -> Any:
 
 
 def results(c: Case, module: Any) -> dict[str, Any]:
-    """Out, lse and the gradients by name."""
-    (out, lse), pullback = module.vjp(*c.qkv, return_lse=True, **c.options)
-    grads = pullback(c.dout, c.dlse)
-    named = {"out": out, "lse": lse, "out alone": module.attention(*c.qkv, **c.options)} | {
-        f"d{n}": g for n, g in grads._asdict().items()
-    }
-    return {n: x for n, x in named.items() if x is not None}
+    """Every pass by name, and the forward pass that keeps nothing."""
+    return all_passes(c, module) | {"out alone": module.attention(*c.qkv, **c.options)}
 
 
-def check(number: int) -> str | None:
-    """What is wrong with case ``number``, or None."""
+DRAWS = 24
+
+
+def errors(c: Case, moved: Case, dtype: Any) -> dict[str, tuple[float, float, float]] | str:
+    """By result: our RMS error on ``moved`` (``c`` at other strides), the naive one, and 8 eps times the largest."""
+    got = results(moved, attngrad)
+    narrow = c.cast(dtype)
+    narrow.dlse = c.dlse.astype(dtype)
+    narrow.dlse_dot = None if c.dlse_dot is None else c.dlse_dot.astype(dtype)
+    with np.errstate(all="ignore"):
+        naive, truth = results(narrow, reference), results(c.cast(np.longdouble), reference)
+    eps = float(ml_dtypes.finfo(dtype).eps)
+    found = {}
+    for name, x in got.items():
+        finite = np.isfinite(truth[name])
+        if not np.isfinite(naive[name][finite].astype(np.float64)).all():
+            continue  # out of the range of the dtype
+        if not np.array_equal(finite, np.isfinite(x.astype(np.float64))):
+            return f"{name} is finite elsewhere"
+        a, b, n = x[finite], truth[name][finite], naive[name][finite]
+        found[name] = rms_error(a, b), rms_error(n, b), rounding_bound(b, b, eps)
+    return found
+
+
+def redraw(c: Case, dtype: Any, rng: np.random.Generator) -> Case:
+    """The case with every number moved by a few eps of itself."""
+    eps = float(ml_dtypes.finfo(dtype).eps)
+
+    def jitter(x: Any) -> Any:
+        if x is None:
+            return None
+        return (x.astype(np.longdouble) * (1 + 4 * eps * rng.uniform(-1, 1, x.shape))).astype(x.dtype)
+
+    options = {n: jitter(a) if n in ("bias", "sinks") else a for n, a in c.options.items()}
+    arrays = (*c.qkv, c.dout, c.dlse, c.dout_dot, c.dlse_dot)
+    return Case(c.shape, options, *map(jitter, arrays), Tangents(*map(jitter, c.t)))
+
+
+def check(number: int) -> tuple[str | None, bool]:
+    """What is wrong with case ``number``, or None; and whether it was drawn more than once."""
     c, rng = draw(number)
     dtype = DTYPES[int(rng.integers(len(DTYPES)))]
     _native.set_isa(str(rng.choice(_native.isa_names())))
@@ -81,25 +123,21 @@ def check(number: int) -> str | None:
         c.shape,
         {n: scatter(x, rng) if n in ("mask", "bias") else x for n, x in c.options.items()},
         *(scatter(x, rng) for x in (*c.qkv, c.dout, c.dlse, c.dout_dot, c.dlse_dot)),
-        c.t,
+        Tangents(*(scatter(x, rng) for x in c.t)),
     )
-    got = results(moved, attngrad)
-    narrow = c.cast(dtype)
-    narrow.dlse = c.dlse.astype(dtype)
-    with np.errstate(all="ignore"):
-        naive, truth = results(narrow, reference), results(c.cast(np.longdouble), reference)
-    eps = float(ml_dtypes.finfo(dtype).eps)
-    for name, x in got.items():
-        finite = np.isfinite(truth[name])
-        if not np.isfinite(naive[name][finite].astype(np.float64)).all():
-            continue  # out of the range of the dtype
-        if not np.array_equal(finite, np.isfinite(x.astype(np.float64))):
-            return f"{name} is finite elsewhere"
-        a, b, n = x[finite], truth[name][finite], naive[name][finite]
-        bound = rounding_bound(n, b, eps)
-        if rms_error(a, b) > bound:
-            return f"{name} is off by {rms_error(a, b):.1e}, bound {bound:.1e}"
-    return None
+    first = errors(c, moved, dtype)
+    if isinstance(first, str):
+        return first, False
+    missed = [name for name, (ours, naive, floor) in first.items() if ours > 2 * naive + floor]
+    if not missed:
+        return None, False
+    drawn = [errors(x, x, dtype) for x in (redraw(c, dtype, rng) for _ in range(DRAWS))]
+    for name in missed:
+        squares = [np.square(e[name]) for e in drawn if not isinstance(e, str) and name in e]
+        ours, naive, floor = np.sqrt(np.mean(squares, axis=0)) if squares else first[name]
+        if ours > 2 * naive + floor:
+            return f"{name} is off by {ours:.1e}, the naive one by {naive:.1e}, 8 eps is {floor:.1e}", True
+    return None, True
 
 
 def main() -> None:
@@ -110,16 +148,18 @@ def main() -> None:
     parser.add_argument("--only", type=int)
     arguments = parser.parse_args()
     end = time.monotonic() + 60 * arguments.minutes
-    number = arguments.first if arguments.only is None else arguments.only
+    first = number = arguments.first if arguments.only is None else arguments.only
+    redrawn = 0
     while True:
-        problem = check(number)
+        problem, again = check(number)
+        redrawn += again
         if problem:
             c, _ = draw(number)
             raise SystemExit(f"case {number}: {problem}\n  {c.shape}, options {sorted(c.options)}")
         number += 1
         if arguments.only is not None or time.monotonic() > end:
             break
-    print(f"{number - arguments.first} cases, nothing found")
+    print(f"{number - first} cases, nothing found; {redrawn} of them were drawn again")
 
 
 if __name__ == "__main__":

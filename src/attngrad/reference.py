@@ -92,16 +92,19 @@ class SoftCap:
         return scalar(self.cap, z) * self._tanh(z)
 
     def first(self, z: Array) -> Array:
+        xp = namespace(z)
         if self.cap is None:
-            return namespace(z).ones_like(z)
-        t = self._tanh(z)
-        return scalar(1.0, z) - t * t
+            return xp.ones_like(z)
+        # 1 - tanh(x)^2 = 4 e / (1 + e)^2 with e = exp(-2 |x|): no difference that cancels where tanh saturates
+        x = z / scalar(self.cap, z)
+        e = xp.exp(scalar(-2.0, z) * xp.where(real_part(x) < 0, -x, x))
+        u = scalar(1.0, z) / (scalar(1.0, z) + e)
+        return scalar(4.0, z) * (e * u) * u
 
     def second(self, z: Array) -> Array:
         if self.cap is None:
             return namespace(z).zeros_like(z)
-        t = self._tanh(z)
-        return scalar(-2.0 / self.cap, z) * t * (scalar(1.0, z) - t * t)
+        return scalar(-2.0 / self.cap, z) * self._tanh(z) * self.first(z)
 
     def _tanh(self, z: Array) -> Array:
         return namespace(z).tanh(z / scalar(self.cap, z))
