@@ -1,8 +1,10 @@
 // The only file that knows Python. Arguments come checked; outputs are allocated by the caller.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/string.h>
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
@@ -71,7 +73,8 @@ struct Call {
 
     Call(int type, Array q, Array k, Array v, double scale, double softcap, bool causal, std::int64_t left,
          std::int64_t right, std::int64_t offset, Array offset_array, Array mask, Array bias, int bias_type, Array sinks,
-         Array q_segments, Array k_segments, double dropout, std::uint32_t threshold, std::uint64_t seed) {
+         Array q_segments, Array k_segments, double dropout, std::uint32_t threshold, std::uint64_t seed,
+         std::array<std::int64_t, 4> origin) {
         p.type = static_cast<Type>(type);
         p.B = q.shape(0);
         p.Hq = q.shape(1);
@@ -105,6 +108,7 @@ struct Call {
         p.dropout = dropout;
         p.threshold = threshold;
         p.seed = seed;
+        p.origin = {origin[0], origin[1], origin[2], origin[3]};
         for (auto& x : {q, k, v, mask, bias, sinks, q_segments, k_segments})
             if (x.is_valid()) alive.push_back(x);
     }
@@ -259,13 +263,14 @@ NB_MODULE(_native, m) {
     const auto none = [](const char* name) { return nb::arg(name).noconvert().none(); };
     nb::class_<Call>(m, "Call")
         .def(nb::init<int, Array, Array, Array, double, double, bool, std::int64_t, std::int64_t, std::int64_t, Array,
-                      Array, Array, int, Array, Array, Array, double, std::uint32_t, std::uint64_t>(),
+                      Array, Array, int, Array, Array, Array, double, std::uint32_t, std::uint64_t,
+                      std::array<std::int64_t, 4>>(),
              nb::arg("kind"), nb::arg("q").noconvert(), nb::arg("k").noconvert(), nb::arg("v").noconvert(),
              nb::arg("scale"), nb::arg("softcap") = 0.0, nb::arg("causal") = false, nb::arg("left") = -1,
              nb::arg("right") = -1, nb::arg("offset") = 0, none("offset_array") = nb::none(), none("mask") = nb::none(),
              none("bias") = nb::none(), nb::arg("bias_type") = 1, none("sinks") = nb::none(),
              none("q_segments") = nb::none(), none("k_segments") = nb::none(), nb::arg("dropout") = 0.0,
-             nb::arg("threshold") = 0, nb::arg("seed") = 0)
+             nb::arg("threshold") = 0, nb::arg("seed") = 0, nb::arg("origin") = std::array<std::int64_t, 4>{})
         .def("forward", &forward, none("out"), none("wide_out"), none("lse"), none("top"), none("inverse"))
         .def("backward", &backward, none("dout"), none("dlse"), none("out"), none("top"), none("inverse"), none("dq"),
              none("dk"), none("dv"), none("delta"), none("dbias"))

@@ -13,6 +13,7 @@ import pytest
 
 import attngrad
 from attngrad import Gradients, _kernels, _native, reference
+from attngrad._options import bind
 from attngrad.testing import relative_error
 from cases import EVERYTHING, OPTIONS, PAIRS, SINGLES, Shape, label, make
 from passes import all_passes, assert_equal_to_the_reference, assert_within_the_rounding_bound
@@ -367,3 +368,17 @@ def test_what_the_kernels_are_given_is_aligned():
     assert not raw.flags.aligned
     for prepared in (_kernels._rows(raw), _kernels._contiguous(raw)):
         assert prepared.flags.aligned
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32], ids=["float64", "float32"])
+def test_a_shard_sees_its_part_of_the_global_dropout_mask(dtype):
+    c = make(("dropout",), Shape((3,), 4, 2, 40, 60, 8, 6)).cast(dtype)
+    x, o, _ = bind("test", *c.qkv, c.options)
+    whole, _ = _kernels.weights(x, o)
+    keep = attngrad.dropout_mask(whole.shape, o.dropout, o.seed) / (1 - o.dropout)
+    b, h, i, j = slice(1, 3), slice(2, 4), slice(7, 31), slice(13, 58)
+    part = x._replace(q=c.q[b, h, i], k=c.k[b, 1:2, j], v=c.v[b, 1:2, j], origin=(1, 2, 7, 13))
+    weights, _ = _kernels.weights(part, o)
+    expected = (weights * keep[b, h, i, j]) @ part.v
+    assert relative_error(_kernels.forward(part, o)[0], expected) < (1e-12 if dtype is np.float64 else 1e-5)
+    assert relative_error(reference.forward(part, o).out, expected) < (1e-12 if dtype is np.float64 else 1e-5)

@@ -114,7 +114,7 @@ def keep_factor(x: Operands, o: Options) -> Array | None:
     """M: the keep mask over (1 - rate); None without dropout."""
     if o.dropout == 0.0 or o.seed is None:
         return None
-    keep = keep_mask(x.scores_shape, o.dropout, o.seed)
+    keep = keep_mask(x.scores_shape, o.dropout, o.seed, x.origin)
     return scalar(keep, x.q) / scalar(1.0 - o.dropout, x.q)
 
 

@@ -186,6 +186,7 @@ def _call(x: Operands, o: Options, bias: Array | None = None) -> _native.Call:
         extra["q_segments"], extra["k_segments"] = _segments(x)
     if o.dropout > 0.0 and o.seed is not None:
         extra |= {"dropout": o.dropout, "threshold": math.floor(o.dropout * 2.0**32), "seed": o.seed}
+        extra["origin"] = x.origin
     offset = x.offset
     if not isinstance(offset, int):
         leading = x.q.shape[:-3]
@@ -364,9 +365,7 @@ def _widen(x: Array | None) -> Any:
 def _operands(x: Operands) -> Operands:
     if x.q.dtype not in ACCUMULATE:
         return x
-    return Operands(
-        _widen(x.q), _widen(x.k), _widen(x.v), _widen(x.bias), _widen(x.sinks), x.mask, x.segments, x.offset
-    )
+    return x._replace(q=_widen(x.q), k=_widen(x.k), v=_widen(x.v), bias=_widen(x.bias), sinks=_widen(x.sinks))
 
 
 @_quiet

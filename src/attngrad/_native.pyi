@@ -41,6 +41,7 @@ class Call:
         dropout: float = ...,
         threshold: int = ...,
         seed: int = ...,
+        origin: tuple[int, int, int, int] = ...,
     ) -> None: ...
     def forward(self, out: _Array, wide_out: _Array, lse: _Array, top: _Array, inverse: _Array) -> None: ...
     def backward(

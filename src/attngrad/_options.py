@@ -64,7 +64,11 @@ class Options:
 
 
 class Operands(NamedTuple):
-    """The arrays of one call, as they were given. ``offset`` is resolved, never None."""
+    """The arrays of one call, as they were given. ``offset`` is resolved, never None.
+
+    ``origin`` is where the first score stands in a whole of which this is a part, (batch, head, query, key): a shard sees
+    its part of the global dropout mask.
+    """
 
     q: Array
     k: Array
@@ -74,6 +78,7 @@ class Operands(NamedTuple):
     mask: Array | None = None
     segments: tuple[Array, Array] | None = None
     offset: Array | int = 0
+    origin: tuple[int, int, int, int] = (0, 0, 0, 0)
 
     @property
     def heads(self) -> int:
