@@ -152,6 +152,7 @@ public:
         q_ = &q;
         k0_ = k0;
         masked_ = false;
+        edge_ = q.all.inner.a > k0 || q.all.inner.b < k1;
         if (visible_ && !prepare_visible(q, k0, k1)) return false;
         if (bias_) prepare_bias(p_.bias, q, k0, k1, bias_);
         if (bias_dot_) prepare_bias(p_bias_dot_, q, k0, k1, bias_dot_);
@@ -190,6 +191,7 @@ public:
     // Which lanes see key k, by band, mask and segments; -inf biases are left to arithmetic.
     ATTNGRAD_INLINE Int<T> sees(long k, int lane) const {
         using Scalar = typename VecTypes<T>::Scalar;
+        if (!edge_) return masked_ ? load_bytes<T>(visible_ + (k - k0_) * block<T> + lane) : ~Int<T>{};
         Int<T> in = (load_int32<T>(q_->lo + lane) <= static_cast<Scalar>(k)) &
                     (load_int32<T>(q_->hi + lane) > static_cast<Scalar>(k));
         if (masked_) in &= load_bytes<T>(visible_ + (k - k0_) * block<T> + lane);
@@ -239,53 +241,51 @@ private:
         return seen != 0;
     }
 
-    // The mask, transposed into bytes of 0 and -1; how many entries are true.
+    // The mask, transposed into bytes of 0 and -1, 16 x 16 at a time; how many entries are true.
     long load_mask(const Block<T>& q, long k0, long n) {
-        const auto* mask = static_cast<const std::uint8_t*>(p_.mask.data) + q.b * p_.mask.b + k0 * p_.mask.s;
+        const auto* mask = static_cast<const std::int8_t*>(p_.mask.data) + q.b * p_.mask.b + k0 * p_.mask.s;
         long seen = 0;
-        for (int lane = 0; lane < q.width; lane += 8) {
-            const std::uint8_t* rows[8];
-            for (int i = 0; i < 8; ++i) {
-                const int at = std::min(lane + i, q.count - 1);
-                rows[i] = mask + q.head[at] * p_.mask.h + q.row[at] * p_.mask.t;
-            }
-            const int used = std::min(8, q.count - lane);
-            for (long k = 0; k < n; k += 8) {
-                const int keys_here = static_cast<int>(std::min<long>(8, n - k));
-                std::uint64_t x[8] = {};
+        for (int lane = 0; lane < q.width; lane += 16) {
+            const int used = std::min(16, q.count - lane);
+            const std::int8_t* rows[16] = {};
+            for (int i = 0; i < used; ++i) rows[i] = mask + q.head[lane + i] * p_.mask.h + q.row[lane + i] * p_.mask.t;
+            for (long k = 0; k < n; k += 16) {
+                const int here = static_cast<int>(std::min<long>(16, n - k));
+                Bytes x[16] = {}, sum{};
                 for (int i = 0; i < used; ++i) {
-                    if (p_.mask.s == 1 && keys_here == 8) {
-                        std::memcpy(&x[i], rows[i] + k, 8);
+                    if (p_.mask.s == 1 && here == 16) {
+                        std::memcpy(&x[i], rows[i] + k, 16);
                     } else {
-                        for (int j = 0; j < keys_here; ++j)
-                            x[i] |= std::uint64_t{rows[i][(k + j) * p_.mask.s]} << (8 * j);
+                        for (int j = 0; j < here; ++j) x[i][j] = rows[i][(k + j) * p_.mask.s];
                     }
-                    constexpr std::uint64_t low = 0x7f7f7f7f7f7f7f7f, one = 0x0101010101010101;
-                    x[i] = ((((x[i] & low) + low) | x[i]) >> 7) & one;  // any nonzero byte is true
-                    seen += __builtin_popcountll(x[i]);
+                    x[i] = x[i] != 0;  // any nonzero byte is true
+                    sum -= x[i];
                 }
+                std::uint64_t halves[2];
+                std::memcpy(halves, &sum, 16);
+                for (const std::uint64_t half : halves) seen += static_cast<long>((half * 0x0101010101010101) >> 56);
                 transpose_bytes(x);
-                for (int j = 0; j < keys_here; ++j) {
-                    const std::uint64_t bytes = x[j] * 0xff;
-                    std::memcpy(visible_ + (k + j) * block<T> + lane, &bytes, 8);
-                }
+                const int wide = std::min(16, q.width - lane);
+                for (int j = 0; j < here; ++j) std::memcpy(visible_ + (k + j) * block<T> + lane, &x[j], wide);
             }
         }
         return seen;
     }
 
-    static ATTNGRAD_INLINE void transpose_bytes(std::uint64_t (&x)[8]) {
-        const auto swap = [&](int step, int shift, std::uint64_t keep) {
-            for (int i = 0; i < 8; ++i)
-                if (!(i & step)) {
-                    const std::uint64_t a = x[i], b = x[i + step];
-                    x[i] = (a & keep) | ((b & keep) << shift);
-                    x[i + step] = ((a >> shift) & keep) | (b & ~keep);
-                }
-        };
-        swap(4, 32, 0x00000000ffffffff);
-        swap(2, 16, 0x0000ffff0000ffff);
-        swap(1, 8, 0x00ff00ff00ff00ff);
+    typedef std::int8_t Bytes __attribute__((vector_size(16)));
+
+    // Interleaving rows i and i + 8, four times over, transposes.
+    static ATTNGRAD_INLINE void transpose_bytes(Bytes (&x)[16]) {
+        for (int round = 0; round < 4; ++round) {
+            Bytes y[16];
+#pragma GCC unroll 8
+            for (int i = 0; i < 8; ++i) {
+                y[2 * i] = __builtin_shufflevector(x[i], x[i + 8], 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+                y[2 * i + 1] = __builtin_shufflevector(x[i], x[i + 8], 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14,
+                                                       30, 15, 31);
+            }
+            std::memcpy(x, y, sizeof y);
+        }
     }
 
     template <class S>
@@ -352,7 +352,7 @@ private:
     T cap_, to_log2_, to_score_;
     const Block<T>* q_ = nullptr;
     long k0_ = 0;
-    bool masked_ = false;
+    bool masked_ = false, edge_ = false;  // whether the mask, and the band, hide any key of the tile from any query
     std::int8_t* visible_ = nullptr;
     T *bias_ = nullptr, *bias_dot_ = nullptr, *keep_ = nullptr;
 };
