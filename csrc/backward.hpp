@@ -20,29 +20,31 @@ __attribute__((noinline)) void omega(const Scores<T>& scores, T* s, T* dp, T* ds
         r[v] = load<T>(inverse + v * W);
         d[v] = load<T>(delta + v * W);
     }
-    each_key(keys, inner, scores.plain() && !scores.drops(), [&]<bool masked>(long k) ATTNGRAD_LAMBDA {
+    const bool general = scores.general() || scores.drops();
+    each_key(keys, inner, general, scores.masked(), [&]<Path path>(long k) ATTNGRAD_LAMBDA {
         const long at = (k - k0) * block<T>;
         for (int v = 0; v < NV; ++v) {
             const int n = v * W;
             Vec<T> x = load<T>(s + at + n);
             Cap<T> cap;
-            if constexpr (masked) x = scores.template apply<1>(x, k, lane + n, &cap);
+            Int<T> sees = ~Int<T>{};
+            if constexpr (path == Path::general) x = scores.template apply<1>(x, k, lane + n, &cap);
+            if constexpr (path != Path::clear) sees = scores.sees(k, lane + n);
             x -= m[v];
-            if constexpr (masked) x = scores.exponent(x);
-            Vec<T> p = exp2<T, masked>(x) * r[v];
-            if constexpr (masked) p = scores.sees(k, lane + n) ? p : Vec<T>{};  // even where the row is NaN
+            if constexpr (path == Path::general) x = scores.exponent(x);
+            Vec<T> p = exp2<T, path == Path::general>(x) * r[v];
+            if constexpr (path != Path::clear) p = sees ? p : Vec<T>{};  // even where the row is NaN
             Vec<T> g = load<T>(dp + at + n), kept = p;
-            if (masked && scores.drops()) {
+            if (path == Path::general && scores.drops()) {
                 const Vec<T> keep = scores.keep(k, lane + n);
                 kept = p * keep;
                 g *= keep;
             }
             Vec<T> dz = p * (g - d[v]);
-            if constexpr (masked) {
-                const Int<T> sees = scores.sees(k, lane + n);
-                if (ds) store<T>(ds + at + n, sees ? dz : Vec<T>{});
-                if (scores.capped()) dz *= cap.slope;
-                dz = sees ? dz : Vec<T>{};
+            if constexpr (path != Path::clear) dz = sees ? dz : Vec<T>{};
+            if constexpr (path == Path::general) {
+                if (ds) store<T>(ds + at + n, dz);
+                if (scores.capped()) dz = sees ? dz * cap.slope : Vec<T>{};
             }
             store<T>(s + at + n, kept);
             store<T>(dp + at + n, dz);

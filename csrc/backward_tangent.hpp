@@ -32,7 +32,8 @@ template <class T, int NV>
 __attribute__((noinline)) void omega_tangent(const Scores<T>& scores, const SecondOrderTiles<T>& tiles, long k0, Span keys,
                                              Span inner, int lane, const SecondOrderRows<T>& rows) {
     constexpr int W = lanes<T>;
-    each_key(keys, inner, scores.plain() && !scores.drops(), [&]<bool masked>(long k) ATTNGRAD_LAMBDA {
+    const bool general = scores.general() || scores.drops();
+    each_key(keys, inner, general, scores.masked(), [&]<Path path>(long k) ATTNGRAD_LAMBDA {
         for (int v = 0; v < NV; ++v) {
             const int n = lane + v * W;
             const long at = (k - k0) * block<T> + n;
@@ -40,21 +41,19 @@ __attribute__((noinline)) void omega_tangent(const Scores<T>& scores, const Seco
             if (tiles.moves) z_dot = load<T>(tiles.z_dot + at);
             if (tiles.pulls) dp_dot = load<T>(tiles.dp_dot + at);
             Cap<T> cap;
-            if constexpr (masked) x = scores.template apply<2>(x, k, n, &cap);
+            Int<T> sees = ~Int<T>{};
+            if constexpr (path == Path::general) x = scores.template apply<2>(x, k, n, &cap);
+            if constexpr (path != Path::clear) sees = scores.sees(k, n);
             if (tiles.moves) {  // s_dot - lse_dot
-                w = masked ? scores.tangent(z_dot, cap.slope, k, n) : scores.plain_tangent(z_dot);
+                w = path == Path::general ? scores.tangent(z_dot, cap.slope, k, n) : scores.plain_tangent(z_dot);
                 w = (w - load<T>(rows.shift + n)) - load<T>(rows.mean + n);
             }
             x -= load<T>(rows.top + n);
-            if constexpr (masked) x = scores.exponent(x);
-            Vec<T> p = exp2<T, masked>(x) * load<T>(rows.inverse + n);
-            Int<T> hidden{};
-            if constexpr (masked) {
-                hidden = !scores.sees(k, n);
-                p = hidden ? Vec<T>{} : p;  // even where the row is NaN
-            }
+            if constexpr (path == Path::general) x = scores.exponent(x);
+            Vec<T> p = exp2<T, path == Path::general>(x) * load<T>(rows.inverse + n);
+            if constexpr (path != Path::clear) p = sees ? p : Vec<T>{};  // even where the row is NaN
             Vec<T> kept = p;
-            if (masked && scores.drops()) {
+            if (path == Path::general && scores.drops()) {
                 const Vec<T> keep = scores.keep(k, n);
                 kept = p * keep;
                 dp *= keep;
@@ -64,18 +63,20 @@ __attribute__((noinline)) void omega_tangent(const Scores<T>& scores, const Seco
             Vec<T> dz = p * e;                                                    // (R4)
             Vec<T> dz_dot = p * (w * e + (dp_dot - load<T>(rows.delta_dot + n)));  // (H3), p_dot = p o w
             Vec<T> kept_dot = kept * w;
-            if constexpr (masked) {
+            if constexpr (path != Path::clear) {
+                dz = sees ? dz : Vec<T>{};
+                dz_dot = sees ? dz_dot : Vec<T>{};
+                kept_dot = sees ? kept_dot : Vec<T>{};
+            }
+            if constexpr (path == Path::general) {
                 if (tiles.ds) {
-                    store<T>(tiles.ds + at, hidden ? Vec<T>{} : dz);
-                    store<T>(tiles.ds_dot + at, hidden ? Vec<T>{} : dz_dot);
+                    store<T>(tiles.ds + at, dz);
+                    store<T>(tiles.ds_dot + at, dz_dot);
                 }
                 if (scores.capped()) {
-                    dz_dot = dz_dot * cap.slope + dz * (cap.bend * z_dot);  // (H4)
-                    dz *= cap.slope;                                        // (R7)
+                    dz_dot = sees ? dz_dot * cap.slope + dz * (cap.bend * z_dot) : Vec<T>{};  // (H4)
+                    dz = sees ? dz * cap.slope : Vec<T>{};                                    // (R7)
                 }
-                dz = hidden ? Vec<T>{} : dz;
-                dz_dot = hidden ? Vec<T>{} : dz_dot;
-                kept_dot = hidden ? Vec<T>{} : kept_dot;
             }
             store<T>(tiles.s + at, kept);
             store<T>(tiles.dp + at, dz);

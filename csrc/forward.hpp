@@ -48,14 +48,21 @@ inline void unpack_lanes(const T* in, const T* factor, const Problem& p, const B
     }
 }
 
-// f<masked>(k) for every key of a span: without a mask where all lanes see it and nothing else modifies scores.
+// What has to be done to the scores of a key: nothing; hide it from some lanes; or all that modifies scores.
+enum class Path { clear, hidden, general };
+
+// f<path>(k) for every key of a span. `inner` are the keys that every lane sees by the band.
 template <class F>
-ATTNGRAD_INLINE void each_key(Span keys, Span inner, bool plain, F f) {
-    const Span clear = plain ? inner.cut(keys.a, keys.b) : Span{keys.b, keys.b};
+ATTNGRAD_INLINE void each_key(Span keys, Span inner, bool general, bool masked, F f) {
+    if (general) {
+        for (long k = keys.a; k < keys.b; ++k) f.template operator()<Path::general>(k);
+        return;
+    }
+    const Span clear = masked ? Span{keys.b, keys.b} : inner.cut(keys.a, keys.b);
     const long a = clear.empty() ? keys.b : clear.a, b = clear.empty() ? keys.b : clear.b;
-    for (long k = keys.a; k < a; ++k) f.template operator()<true>(k);
-    for (long k = a; k < b; ++k) f.template operator()<false>(k);
-    for (long k = b; k < keys.b; ++k) f.template operator()<true>(k);
+    for (long k = keys.a; k < a; ++k) f.template operator()<Path::hidden>(k);
+    for (long k = a; k < b; ++k) f.template operator()<Path::clear>(k);
+    for (long k = b; k < keys.b; ++k) f.template operator()<Path::hidden>(k);
 }
 
 // The online softmax of NV vectors: turns scores into weights in place, and moves the running maximum and sum.
@@ -66,12 +73,12 @@ __attribute__((noinline)) void softmax(const Scores<T>& scores, T* s, long k0, S
     const Vec<T> minus_inf = broadcast<T>(-std::numeric_limits<T>::infinity());
     Vec<T> m[NV], total[NV], part[NV] = {};
     for (int v = 0; v < NV; ++v) m[v] = load<T>(top + v * W);
-    each_key(keys, inner, scores.plain(), [&]<bool masked>(long k) ATTNGRAD_LAMBDA {
+    each_key(keys, inner, scores.general(), scores.masked(), [&]<Path path>(long k) ATTNGRAD_LAMBDA {
         T* row = s + (k - k0) * block<T>;
         for (int v = 0; v < NV; ++v) {
             Vec<T> x = load<T>(row + v * W);
-            if constexpr (masked) {
-                x = scores.template apply<0>(x, k, lane + v * W);
+            if constexpr (path != Path::clear) {
+                x = path == Path::general ? scores.template apply<0>(x, k, lane + v * W) : scores.hide(x, k, lane + v * W);
                 store<T>(row + v * W, x);
             }
             m[v] = vmax(x, m[v]);
@@ -85,14 +92,14 @@ __attribute__((noinline)) void softmax(const Scores<T>& scores, T* s, long k0, S
         store<T>(rescale + v * W, factor);
         total[v] = load<T>(sum + v * W) * factor;
     }
-    each_key(keys, inner, scores.plain() && !scores.drops(), [&]<bool masked>(long k) ATTNGRAD_LAMBDA {
+    each_key(keys, inner, scores.general() || scores.drops(), scores.masked(), [&]<Path path>(long k) ATTNGRAD_LAMBDA {
         T* row = s + (k - k0) * block<T>;
         for (int v = 0; v < NV; ++v) {
             Vec<T> x = load<T>(row + v * W) - m[v];
-            if constexpr (masked) x = scores.exponent(x);  // else the unit is log2
-            Vec<T> p = exp2<T, masked>(x);
+            if constexpr (path == Path::general) x = scores.exponent(x);  // else the unit is log2
+            Vec<T> p = exp2<T, path != Path::clear>(x);
             part[v] += p;
-            if (masked && scores.drops()) p *= scores.keep(k, lane + v * W);
+            if (path == Path::general && scores.drops()) p *= scores.keep(k, lane + v * W);
             store<T>(row + v * W, p);
         }
     });

@@ -160,8 +160,13 @@ public:
         return true;
     }
 
-    // Whether apply() does anything to scores of keys that all lanes see; and to those of other keys.
-    bool plain() const { return !masked_ && !p_.bias && !p_.sinks && p_.softcap <= 0; }
+    // Whether scores are more than products: else apply() is hide(), and where all lanes see a key, nothing.
+    bool general() const { return p_.bias || p_.sinks || p_.softcap > 0; }
+    bool masked() const { return masked_; }  // whether the mask or segments hide any key of the tile
+
+    ATTNGRAD_INLINE Vec<T> hide(Vec<T> x, long k, int lane) const {
+        return sees(k, lane) ? x : broadcast<T>(-std::numeric_limits<T>::infinity());
+    }
 
     // The score, -inf where masked. `cap` receives as many derivatives of the softcap as `order` says.
     template <int order>
@@ -174,7 +179,7 @@ public:
         }
         const long at = (k - k0_) * block<T> + lane;
         if (bias_) x += load<T>(bias_ + at);
-        return sees(k, lane) ? x : broadcast<T>(-std::numeric_limits<T>::infinity());
+        return hide(x, k, lane);
     }
 
     // s_dot = cap'(z) z_dot + bias_dot (T2), as it is, from z_dot as the products give it: times query_factor() / scale,
