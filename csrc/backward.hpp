@@ -11,7 +11,7 @@ namespace attngrad::ATTNGRAD_ISA {
 
 // Omega of NV vectors: from scores and dp, in place, to p o M (in s) and dz (in dp). `ds` receives Omega where wanted.
 template <class T, int NV>
-__attribute__((noinline)) void omega(const Scores<T>& scores, T* s, T* dp, T* ds, long k0, Span keys, Span inner, int lane,
+__attribute__((noinline)) void omega(const Scores<T> scores, T* s, T* dp, T* ds, long k0, Span keys, Span inner, int lane,
                                      const T* top, const T* inverse, const T* delta) {
     constexpr int W = lanes<T>;
     Vec<T> m[NV], r[NV], d[NV];

@@ -29,7 +29,7 @@ struct SecondOrderTiles {
 };
 
 template <class T, int NV>
-__attribute__((noinline)) void omega_tangent(const Scores<T>& scores, const SecondOrderTiles<T>& tiles, long k0, Span keys,
+__attribute__((noinline)) void omega_tangent(const Scores<T> scores, const SecondOrderTiles<T>& tiles, long k0, Span keys,
                                              Span inner, int lane, const SecondOrderRows<T>& rows) {
     constexpr int W = lanes<T>;
     const bool general = scores.general() || scores.drops();

@@ -67,7 +67,7 @@ ATTNGRAD_INLINE void each_key(Span keys, Span inner, bool general, bool masked, 
 
 // The online softmax of NV vectors: turns scores into weights in place, and moves the running maximum and sum.
 template <class T, int NV>
-__attribute__((noinline)) void softmax(const Scores<T>& scores, T* s, long k0, Span keys, Span inner, int lane, T* top,
+__attribute__((noinline)) void softmax(const Scores<T> scores, T* s, long k0, Span keys, Span inner, int lane, T* top,
                                        T* sum, T* rescale) {
     constexpr int W = lanes<T>;
     const Vec<T> minus_inf = broadcast<T>(-std::numeric_limits<T>::infinity());

@@ -24,7 +24,7 @@ struct OnlineTangent {
 
 // `softmax`, with tangents: turns scores into p o M and z_dot into (p o (s_dot - shift - mean)) o M, in place.
 template <class T, int NV>
-__attribute__((noinline)) void softmax_tangent(const Scores<T>& scores, T* s, T* d, long k0, Span keys, Span inner,
+__attribute__((noinline)) void softmax_tangent(const Scores<T> scores, T* s, T* d, long k0, Span keys, Span inner,
                                                int lane, const OnlineTangent<T>& rows) {
     constexpr int W = lanes<T>;
     const Vec<T> minus_inf = broadcast<T>(-std::numeric_limits<T>::infinity());

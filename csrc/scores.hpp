@@ -122,6 +122,7 @@ struct Cap {
     Vec<T> slope{}, bend{};
 };
 
+// The inner loops take it by value: their stores could else, for all that the compiler knows, change it.
 template <class T>
 class Scores {
 public:
@@ -140,7 +141,9 @@ public:
           p_bias_dot_(bias_dot),
           cap_(static_cast<T>(p.softcap * unit(p))),
           to_log2_(static_cast<T>(log2e) / unit(p)),
-          to_score_(static_cast<T>(p.softcap > 0 ? p.softcap : 1 / static_cast<double>(unit(p)))) {
+          to_score_(static_cast<T>(p.softcap > 0 ? p.softcap : 1 / static_cast<double>(unit(p)))),
+          capped_(p.softcap > 0),
+          general_(capped_ || p.bias || p.sinks) {
         if (p.mask || p.q_segments) visible_ = cut.take<std::int8_t>(keys<T> * block<T>);
         if (p.bias) bias_ = cut.take<T>(keys<T> * block<T>);
         if (bias_dot) bias_dot_ = cut.take<T>(keys<T> * block<T>);
@@ -161,7 +164,7 @@ public:
     }
 
     // Whether scores are more than products: else apply() is hide(), and where all lanes see a key, nothing.
-    bool general() const { return p_.bias || p_.sinks || p_.softcap > 0; }
+    bool general() const { return general_; }
     bool masked() const { return masked_; }  // whether the mask or segments hide any key of the tile
 
     ATTNGRAD_INLINE Vec<T> hide(Vec<T> x, long k, int lane) const {
@@ -171,7 +174,7 @@ public:
     // The score, -inf where masked. `cap` receives as many derivatives of the softcap as `order` says.
     template <int order>
     ATTNGRAD_INLINE Vec<T> apply(Vec<T> x, long k, int lane, Cap<T>* cap = nullptr) const {
-        if (p_.softcap > 0) {
+        if (capped_) {
             const Tanh<T> t = tanh<T>(x);
             if constexpr (order > 0) cap->slope = t.slope;
             if constexpr (order > 1) cap->bend = static_cast<T>(-2) * t.value * t.slope;
@@ -187,7 +190,7 @@ public:
     // caller subtracts next.
     ATTNGRAD_INLINE Vec<T> tangent(Vec<T> z_dot, Vec<T> slope, long k, int lane) const {
         Vec<T> x = z_dot * to_score_, add{};
-        if (p_.softcap > 0) x *= slope;
+        if (capped_) x *= slope;
         if (bias_dot_) add = load<T>(bias_dot_ + (k - k0_) * block<T> + lane);
         return x + add;
     }
@@ -206,7 +209,7 @@ public:
     // The exponent of 2 for a difference of scores.
     ATTNGRAD_INLINE Vec<T> exponent(Vec<T> difference) const { return difference * to_log2_; }
 
-    bool capped() const { return p_.softcap > 0; }
+    bool capped() const { return capped_; }
     bool drops() const { return keep_ != nullptr; }
     // M: 0 or 1 / (1 - rate).
     ATTNGRAD_INLINE Vec<T> keep(long k, int lane) const { return load<T>(keep_ + (k - k0_) * block<T> + lane); }
@@ -355,6 +358,7 @@ private:
     const Problem& p_;
     Plane p_bias_dot_;
     T cap_, to_log2_, to_score_;
+    bool capped_, general_;
     const Block<T>* q_ = nullptr;
     long k0_ = 0;
     bool masked_ = false, edge_ = false;  // whether the mask, and the band, hide any key of the tile from any query
