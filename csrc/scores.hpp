@@ -37,7 +37,8 @@ struct Block {
     std::int64_t b = 0;
     int count = 0, width = 0;  // width: count rounded up to whole vectors
     Band all, vectors[block<T> / lanes<T>];
-    alignas(64) std::int32_t lo[block<T>], hi[block<T>];  // the keys lo <= k < hi of each lane
+    using Lane = typename VecTypes<T>::Scalar;
+    alignas(64) Lane lo[block<T>], hi[block<T>];  // the keys lo <= k < hi of each lane
     std::int32_t head[block<T>], row[block<T>];
 
     void set(const Problem& p, std::int64_t batch, std::int64_t key_head, std::int64_t first, int length) {
@@ -57,8 +58,8 @@ struct Block {
                 sees.b = std::max(sees.b, 0L);
                 sees.a = std::min(sees.a, sees.b);
             }
-            lo[n] = static_cast<std::int32_t>(sees.a);
-            hi[n] = static_cast<std::int32_t>(sees.b);
+            lo[n] = static_cast<Lane>(sees.a);
+            hi[n] = static_cast<Lane>(sees.b);
             Band& band = vectors[n / lanes<T>];
             if (n % lanes<T> == 0) band = {sees, sees};
             band.join({sees, sees});
@@ -144,7 +145,8 @@ public:
           to_score_(static_cast<T>(p.softcap > 0 ? p.softcap : 1 / static_cast<double>(unit(p)))),
           capped_(p.softcap > 0),
           general_(capped_ || p.bias || p.sinks) {
-        if (p.mask || p.q_segments) visible_ = cut.take<std::int8_t>(keys<T> * block<T>);
+        if (p.mask) visible_ = cut.take<std::uint16_t>(keys<T> * vectors);
+        if (p.q_segments) q_ids_ = cut.take<Lane>(block<T>);
         if (p.bias) bias_ = cut.take<T>(keys<T> * block<T>);
         if (bias_dot) bias_dot_ = cut.take<T>(keys<T> * block<T>);
         if (p.dropout > 0) keep_ = cut.take<T>(keys<T> * block<T>);
@@ -154,9 +156,14 @@ public:
     bool prepare(const Block<T>& q, long k0, long k1) {
         q_ = &q;
         k0_ = k0;
-        masked_ = false;
+        masked_ = mixed_ = false;
         edge_ = q.all.inner.a > k0 || q.all.inner.b < k1;
-        if (visible_ && !prepare_visible(q, k0, k1)) return false;
+        if (visible_) {
+            const long seen = load_mask(q, k0, k1 - k0);
+            if (seen == 0) return false;
+            masked_ = seen != (k1 - k0) * q.count;
+        }
+        if (q_ids_ && !prepare_segments(q, k0, k1)) return false;
         if (bias_) prepare_bias(p_.bias, q, k0, k1, bias_);
         if (bias_dot_) prepare_bias(p_bias_dot_, q, k0, k1, bias_dot_);
         if (keep_) prepare_keep(q, k0, k1);
@@ -165,7 +172,7 @@ public:
 
     // Whether scores are more than products: else apply() is hide(), and where all lanes see a key, nothing.
     bool general() const { return general_; }
-    bool masked() const { return masked_; }  // whether the mask or segments hide any key of the tile
+    bool masked() const { return masked_ || mixed_; }  // whether mask or segments hide any key of the tile
 
     ATTNGRAD_INLINE Vec<T> hide(Vec<T> x, long k, int lane) const {
         return sees(k, lane) ? x : broadcast<T>(-std::numeric_limits<T>::infinity());
@@ -198,11 +205,11 @@ public:
 
     // Which lanes see key k, by band, mask and segments; -inf biases are left to arithmetic.
     ATTNGRAD_INLINE Int<T> sees(long k, int lane) const {
-        using Scalar = typename VecTypes<T>::Scalar;
-        if (!edge_) return masked_ ? load_bytes<T>(visible_ + (k - k0_) * block<T> + lane) : ~Int<T>{};
-        Int<T> in = (load_int32<T>(q_->lo + lane) <= static_cast<Scalar>(k)) &
-                    (load_int32<T>(q_->hi + lane) > static_cast<Scalar>(k));
-        if (masked_) in &= load_bytes<T>(visible_ + (k - k0_) * block<T> + lane);
+        Int<T> in = ~Int<T>{};
+        if (edge_)
+            in = (load_lanes<T>(q_->lo + lane) <= static_cast<Lane>(k)) & (load_lanes<T>(q_->hi + lane) > static_cast<Lane>(k));
+        if (masked_) in &= from_bits<T>(visible_[(k - k0_) * vectors + lane / lanes<T>]);
+        if (mixed_) in &= load_lanes<T>(q_ids_ + lane) == static_cast<Lane>(k_ids_[k]);
         return in;
     }
 
@@ -216,40 +223,22 @@ public:
     T* bias_tile() const { return bias_; }  // free for other use once apply() is done with it
 
 private:
-    bool prepare_visible(const Block<T>& q, long k0, long k1) {
-        const long n = k1 - k0;
-        long seen = n * q.count;
-        if (p_.mask) {
-            seen = load_mask(q, k0, n);
-            if (seen == 0) return false;
-        } else {
-            std::memset(visible_, -1, static_cast<std::size_t>(n) * block<T>);
-        }
-        if (p_.q_segments) {
-            std::int32_t ids[block<T>] = {};
-            for (int lane = 0; lane < q.count; ++lane) ids[lane] = p_.q_segments[q.b * p_.T + q.row[lane]];
-            const std::int32_t* key_ids = p_.k_segments + q.b * p_.S + k0;
-            const auto [q_low, q_high] = std::minmax_element(ids, ids + q.count);
-            const auto [k_low, k_high] = std::minmax_element(key_ids, key_ids + n);
-            if (*q_high < *k_low || *k_high < *q_low) return false;
-            if (*q_low == *q_high && *k_low == *k_high && !p_.mask) return true;
-            seen = 0;
-            for (long k = 0; k < n; ++k) {
-                std::int8_t* row = visible_ + k * block<T>;
-                const std::int32_t id = key_ids[k];
-                int here = 0;
-                for (int lane = 0; lane < q.count; ++lane) {
-                    row[lane] &= static_cast<std::int8_t>(-(ids[lane] == id));
-                    here -= row[lane];
-                }
-                seen += here;
-            }
-        }
-        masked_ = seen != n * q.count;
-        return seen != 0;
+    using Lane = typename VecTypes<T>::Scalar;
+    static constexpr int vectors = block<T> / lanes<T>;
+
+    // False if no query and key have the same id; mixed_ unless all have.
+    bool prepare_segments(const Block<T>& q, long k0, long k1) {
+        const std::int32_t* ids = p_.q_segments + q.b * p_.T;
+        k_ids_ = p_.k_segments + q.b * p_.S;
+        for (int lane = 0; lane < q.width; ++lane) q_ids_[lane] = ids[q.row[lane]];
+        const auto [q_low, q_high] = std::minmax_element(q_ids_, q_ids_ + q.count);
+        const auto [k_low, k_high] = std::minmax_element(k_ids_ + k0, k_ids_ + k1);
+        if (*q_high < *k_low || *k_high < *q_low) return false;
+        mixed_ = *q_low != *q_high || *k_low != *k_high;
+        return true;
     }
 
-    // The mask, transposed into bytes of 0 and -1, 16 x 16 at a time; how many entries are true.
+    // The mask, transposed 16 x 16 at a time into one bit a lane; how many entries are true.
     long load_mask(const Block<T>& q, long k0, long n) {
         const auto* mask = static_cast<const std::int8_t*>(p_.mask.data) + q.b * p_.mask.b + k0 * p_.mask.s;
         long seen = 0;
@@ -273,14 +262,23 @@ private:
                 std::memcpy(halves, &sum, 16);
                 for (const std::uint64_t half : halves) seen += static_cast<long>((half * 0x0101010101010101) >> 56);
                 transpose_bytes(x);
-                const int wide = std::min(16, q.width - lane);
-                for (int j = 0; j < here; ++j) std::memcpy(visible_ + (k + j) * block<T> + lane, &x[j], wide);
+                for (int j = 0; j < here; ++j) {
+                    std::memcpy(halves, &x[j], 16);
+                    const unsigned bits = bits_of(halves[0]) | bits_of(halves[1]) << 8;
+                    std::uint16_t* to = visible_ + (k + j) * vectors + lane / lanes<T>;
+                    for (int i = 0; i < 16 && lane + i < q.width; i += lanes<T>) *to++ = static_cast<std::uint16_t>(bits >> i);
+                }
             }
         }
         return seen;
     }
 
     typedef std::int8_t Bytes __attribute__((vector_size(16)));
+
+    // Eight bytes of 0 or -1 as eight bits.
+    static ATTNGRAD_INLINE unsigned bits_of(std::uint64_t bytes) {
+        return static_cast<unsigned>(((bytes & 0x0101010101010101) * 0x0102040810204080) >> 56);
+    }
 
     // Interleaving rows i and i + 8, four times over, transposes.
     static ATTNGRAD_INLINE void transpose_bytes(Bytes (&x)[16]) {
@@ -361,8 +359,10 @@ private:
     bool capped_, general_;
     const Block<T>* q_ = nullptr;
     long k0_ = 0;
-    bool masked_ = false, edge_ = false;  // whether the mask, and the band, hide any key of the tile from any query
-    std::int8_t* visible_ = nullptr;
+    bool edge_ = false, masked_ = false, mixed_ = false;  // whether band, mask, segments hide any key from any query
+    std::uint16_t* visible_ = nullptr;                    // [key][vector]: one bit a lane
+    Lane* q_ids_ = nullptr;
+    const std::int32_t* k_ids_ = nullptr;
     T *bias_ = nullptr, *bias_dot_ = nullptr, *keep_ = nullptr;
 };
 

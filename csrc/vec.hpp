@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #define ATTNGRAD_INLINE inline __attribute__((always_inline))
 #define ATTNGRAD_LAMBDA __attribute__((always_inline))
@@ -18,14 +19,12 @@ template <>
 struct VecTypes<float> {
     typedef float Vec __attribute__((vector_size(ATTNGRAD_VECTOR_BYTES)));
     typedef std::int32_t Int __attribute__((vector_size(ATTNGRAD_VECTOR_BYTES)));
-    typedef std::int8_t Byte __attribute__((vector_size(ATTNGRAD_VECTOR_BYTES / 4)));
     using Scalar = std::int32_t;
 };
 template <>
 struct VecTypes<double> {
     typedef double Vec __attribute__((vector_size(ATTNGRAD_VECTOR_BYTES)));
     typedef std::int64_t Int __attribute__((vector_size(ATTNGRAD_VECTOR_BYTES)));
-    typedef std::int8_t Byte __attribute__((vector_size(ATTNGRAD_VECTOR_BYTES / 8)));
     using Scalar = std::int64_t;
 };
 
@@ -59,17 +58,19 @@ ATTNGRAD_INLINE void store(T* p, Vec<T> v) {
     std::memcpy(p, &v, sizeof v);
 }
 template <class T>
-ATTNGRAD_INLINE Int<T> load_bytes(const std::int8_t* p) {  // bytes of 0 or -1, widened to a lane mask
-    typename VecTypes<T>::Byte b;
-    std::memcpy(&b, p, sizeof b);
-    return __builtin_convertvector(b, Int<T>);
+ATTNGRAD_INLINE Int<T> load_lanes(const typename VecTypes<T>::Scalar* p) {
+    Int<T> v;
+    std::memcpy(&v, p, sizeof v);
+    return v;
+}
+template <class T, int... lane>
+ATTNGRAD_INLINE Int<T> lane_bits(std::integer_sequence<int, lane...>) {
+    return Int<T>{(typename VecTypes<T>::Scalar{1} << lane)...};
 }
 template <class T>
-ATTNGRAD_INLINE Int<T> load_int32(const std::int32_t* p) {
-    typedef std::int32_t Narrow __attribute__((vector_size(lanes<T> * 4)));
-    Narrow n;
-    std::memcpy(&n, p, sizeof n);
-    return __builtin_convertvector(n, Int<T>);
+ATTNGRAD_INLINE Int<T> from_bits(std::uint16_t bits) {  // a lane mask from one bit a lane
+    const Int<T> all = Int<T>{} + static_cast<typename VecTypes<T>::Scalar>(bits);
+    return (all & lane_bits<T>(std::make_integer_sequence<int, lanes<T>>{})) != 0;
 }
 // The larger of two; NaN in `a` gives `b`.
 template <class V>
