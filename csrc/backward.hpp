@@ -153,7 +153,7 @@ private:
           dk_(p.D, g.dk, static_cast<T>(p.scale), cut),
           dv_(p.E, g.dv, T{1}, cut),
           scores_(p, cut),
-          dbias_(g.dbias, scores_.bias_tile(), blocks, cut),
+          dbias_(g.dbias, g.dbias_alone, scores_.bias_tile(), blocks, cut),
           packed_(cut.take<Packed>(blocks)) {
         const long d = padded<T>(p.D) * block<T>, e = padded<T>(p.E) * block<T>;
         for (int n = 0; n < blocks; ++n) {

@@ -235,8 +235,8 @@ private:
           dv_dot_(p.E, g.dv_dot, T{1}, cut),
           scores_(p, cut, t.bias),
           tiles_(tiles(cut)),
-          dbias_(g.g.dbias, tiles_.ds, blocks, cut),
-          dbias_dot_(g.dbias_dot, tiles_.ds_dot, blocks, cut),
+          dbias_(g.g.dbias, g.g.dbias_alone, tiles_.ds, blocks, cut),
+          dbias_dot_(g.dbias_dot, g.g.dbias_alone, tiles_.ds_dot, blocks, cut),
           packed_(cut.take<Packed>(blocks)) {
         const long d = padded<T>(p.D) * block<T>, e = padded<T>(p.E) * block<T>;
         for (int n = 0; n < blocks; ++n) {

@@ -131,6 +131,14 @@ void run(Work work) {
     if (cancelled) throw nb::python_error();
 }
 
+// Whether a plane has a number for every score. Then the caller need not have zeroed it.
+bool has_every_score(const Problem& p, const Array& plane) {
+    const std::int64_t scores[4] = {p.B, p.Hq, p.T, p.S};
+    for (int axis = 0; axis < 4; ++axis)
+        if (static_cast<std::int64_t>(plane.shape(axis)) != scores[axis]) return false;
+    return p.S > 1;
+}
+
 ForwardResult forward_result(const Output& out, const Output& wide_out, const Output& lse, const Output& top,
                              const Output& inverse) {
     return {data_of(out), data_of(wide_out), data_of(lse), data_of(top), data_of(inverse)};
@@ -165,16 +173,17 @@ void forward_tangent(const Call& call, const Directions& directions, Output out,
     run([&](Team& team) { g_kernels->forward_tangent(call.p, directions.t, r, team); });
 }
 
-BackwardProblem backward_problem(const Array& dout, const Array& dlse, const Array& out, const Array& top,
-                                 const Array& inverse, const Output& dq, const Output& dk, const Output& dv,
-                                 const Output& delta, const Array& dbias) {
-    return {rows_of(dout), data_of(dlse), data_of(out), data_of(top),   data_of(inverse),
-            data_of(dq),   data_of(dk),   data_of(dv),  data_of(delta), plane_of(dbias, Type::f32)};
+BackwardProblem backward_problem(const Call& call, const Array& dout, const Array& dlse, const Array& out,
+                                 const Array& top, const Array& inverse, const Output& dq, const Output& dk,
+                                 const Output& dv, const Output& delta, const Array& dbias) {
+    const Plane plane = plane_of(dbias, Type::f32);
+    return {rows_of(dout), data_of(dlse), data_of(out), data_of(top),   data_of(inverse), data_of(dq),
+            data_of(dk),   data_of(dv),   data_of(delta), plane, plane && has_every_score(call.p, dbias)};
 }
 
 void backward(const Call& call, Array dout, Array dlse, Array out, Array top, Array inverse, Output dq, Output dk,
               Output dv, Output delta, Array dbias) {
-    const BackwardProblem g = backward_problem(dout, dlse, out, top, inverse, dq, dk, dv, delta, dbias);
+    const BackwardProblem g = backward_problem(call, dout, dlse, out, top, inverse, dq, dk, dv, delta, dbias);
     run([&](Team& team) { g_kernels->backward(call.p, g, team); });
 }
 
@@ -182,7 +191,7 @@ void backward_tangent(const Call& call, const Directions& directions, Array dout
                       Array inverse, Output dq, Output dk, Output dv, Output delta, Array dbias, Array dout_dot,
                       Array dlse_dot, Array out_dot, Array shift, Array mean, Output dq_dot, Output dk_dot, Output dv_dot,
                       Output delta_dot, Array dbias_dot) {
-    const BackwardTangentProblem g{backward_problem(dout, dlse, out, top, inverse, dq, dk, dv, delta, dbias),
+    const BackwardTangentProblem g{backward_problem(call, dout, dlse, out, top, inverse, dq, dk, dv, delta, dbias),
                                    rows_of(dout_dot), data_of(dlse_dot), data_of(out_dot), data_of(shift), data_of(mean),
                                    data_of(dq_dot), data_of(dk_dot), data_of(dv_dot), data_of(delta_dot),
                                    plane_of(dbias_dot, Type::f32)};

@@ -130,9 +130,10 @@ private:
 template <class T>
 class BiasSum {
 public:
-    // `tile` is where the pass leaves Omega, transposed like the scores.
-    BiasSum(const Plane& out, T* tile, int blocks, Cutter& cut)
-        : out_(out), tile_(tile), row_sums_(out && out.s == 0 ? cut.take<T>(blocks * block<T>) : nullptr) {}
+    // `tile` is where the pass leaves Omega, transposed like the scores. Where every score has a number of its own
+    // (`alone`), the result is written, and may hold anything before; else it is added to.
+    BiasSum(const Plane& out, bool alone, T* tile, int blocks, Cutter& cut)
+        : out_(out), alone_(alone), tile_(tile), row_sums_(out && out.s == 0 ? cut.take<T>(blocks * block<T>) : nullptr) {}
 
     T* tile() const { return tile_; }
     bool along_keys() const { return out_.s == 0; }  // one number for all keys: added up over all tiles first
@@ -158,6 +159,13 @@ public:
         }
     }
 
+    // A tile that was skipped.
+    void skip_tile(const Block<T>& q, long k0, long k1) {
+        if (!alone_) return;
+        for (int lane = 0; lane < q.count; ++lane)
+            for (long k = k0; k < k1; ++k) row_of(q, lane)[k * out_.s] = 0;
+    }
+
     void write_tile(const Block<T>& q, long k0, long k1) {
         constexpr int W = lanes<T>;
         const long n = k1 - k0, first = k0 * out_.s;
@@ -171,11 +179,11 @@ public:
                     transpose<T>(m);
                     for (int i = 0; i < W; ++i) {
                         T* row = row_of(q, lane + i) + first + k;
-                        store<T>(row, load<T>(row) + m[i]);
+                        store<T>(row, alone_ ? m[i] : load<T>(row) + m[i]);
                     }
                 }
                 for (; k < n; ++k)
-                    for (int i = 0; i < W; ++i) row_of(q, lane + i)[first + k] += tile_[k * block<T> + lane + i];
+                    for (int i = 0; i < W; ++i) add(row_of(q, lane + i)[first + k], tile_[k * block<T> + lane + i]);
             }
         }
         for (int run; lane < q.count; lane = run) {
@@ -184,12 +192,13 @@ public:
             for (long k = 0; k < n; ++k) {
                 T sum = 0;
                 for (int i = lane; i < run; ++i) sum += tile_[k * block<T> + i];
-                row[k * out_.s] += sum;
+                add(row[k * out_.s], sum);
             }
         }
     }
 
 private:
+    ATTNGRAD_INLINE void add(T& to, T x) const { to = alone_ ? x : to + x; }
     T* row_of(const Block<T>& q, int lane) const {
         return static_cast<T*>(const_cast<void*>(out_.data)) + q.b * out_.b + q.head[lane] * out_.h + q.row[lane] * out_.t;
     }
@@ -201,6 +210,7 @@ private:
     }
 
     Plane out_;
+    bool alone_;
     T *tile_, *row_sums_;
 };
 
@@ -230,7 +240,10 @@ void run_chunk(Pass& pass, const Problem& p, const ChunkTask& task, const RowBlo
         };
         for (int n = 0; n < blocks && !team.cancelled(); ++n) {
             const Block<T>& q = pass.queries(n);
-            if (q.all.outer.cut(k0, k1).empty() || !pass.scores().prepare(q, k0, k1)) continue;
+            if (q.all.outer.cut(k0, k1).empty() || !pass.scores().prepare(q, k0, k1)) {
+                pass.each_bias_sum([&](auto& sum) { sum.skip_tile(q, k0, k1); });
+                continue;
+            }
             if (!any) {
                 pass.load_keys(task, k0, k1);
                 pass.each_key_sum([&](auto& sum) { sum.clear(k1 - k0); });

@@ -78,7 +78,8 @@ struct BackwardProblem {
     void* dq = nullptr;             // (B, Hq, T, D), storage type
     void *dk = nullptr, *dv = nullptr;  // (B, Hk, S, D) and (B, Hk, S, E), compute type; written where B Hq T > 0
     void* delta = nullptr;          // (B, Hq, T), compute type
-    Plane dbias;                    // compute type, zeroed by the caller; null where there is no bias
+    Plane dbias;                    // compute type; null where there is no bias
+    bool dbias_alone = false;       // every score has its own number there: it is written; else added to, zero before
 };
 
 struct BackwardTangentProblem {

@@ -284,7 +284,11 @@ class _Sums:
         allocate = _empty if self.dq.size else np.zeros  # the kernel writes them where there are queries
         self.dk, self.dv = allocate(x.k.shape, wide), allocate(x.v.shape, wide)
         self.delta = _empty(x.out_shape[:-1], wide)
-        self.dbias = None if bias is None else np.zeros(bias.shape, wide)
+        self.dbias = None
+        if bias is not None:  # the kernel writes it where every score has its own number, and adds to it elsewhere
+            scores = (math.prod(x.q.shape[:-3]), x.heads, *x.scores_shape[-2:])
+            whole = bias.shape == scores and scores[-1] > 1 and self.dq.size
+            self.dbias = _empty(bias.shape, wide) if whole else np.zeros(bias.shape, wide)
 
     def __iter__(self) -> Iterator[Array | None]:
         return iter((_bits(self.dq), self.dk, self.dv, self.delta, self.dbias))
