@@ -1,0 +1,75 @@
+"""What the tests of the benchmark share. Nothing in them is timed."""
+
+from dataclasses import replace
+
+from attngrad.bench import grid, memory, passes, verify
+from attngrad.bench.peers import OURS, OWN_FLOAT32, Ours
+from attngrad.bench.results import Results, Row
+from attngrad.bench.timing import Timing
+
+F, FB = "forward", "forward + backward"
+TINY = list(dict.fromkeys(replace(case.tiny(), level=1) for case in grid.CASES))
+
+
+def ids(case):
+    return f"{case.group} {case.label}"
+
+
+def checked(peer, case, names=None):
+    """The largest error of a peer over the passes of a case."""
+    x, sample = case.inputs(), verify.choose(case)
+    names = names or [name for name in case.passes if peer.refuses(case, name) is None]
+    expected = verify.expect(case, verify.restrict(x, sample, case.n.group), sample, names) if names else {}
+    errors = [0.0]
+    for name in names:
+        ready = peer.prepare(case, name, verify.restrict(x, sample, case.n.group))
+        found = ready.arrays(ready.call())
+        errors.append(verify.check(peer.name, found, expected, passes.PASSES[name].outputs, case.dtype))
+    return max(errors)
+
+
+def spoiled(change):
+    """An Ours whose arrays go through ``change``."""
+
+    class Spoiled(Ours):
+        name = "spoiled"
+
+        def prepare(self, case, name, x):
+            ready = super().prepare(case, name, x)
+            return ready._replace(arrays=lambda found: change(ready.arrays(found)))
+
+    return Spoiled()
+
+
+def timing_of(seconds, spread=0.02):
+    return Timing(seconds, seconds * (1 - spread / 2), seconds * (1 + spread / 2), seconds * 0.9, 7, 1)
+
+
+def results_of(faster=5.0, **changes):
+    """A whole default run in which attngrad reaches 90 % of the peak and every peer is ``faster`` times slower."""
+    peak = {"float32": 200e9, "float64": 100e9}
+    rows = []
+    for case, name in grid.select(grid.DEFAULT):
+        row = Row(case, name)
+        limit = peak["float64" if case.dtype == "float64" else "float32"]
+        own = 5e-6 if case.group == "overhead" else case.bytes() / 18e9 if row.by_bytes else row.flops / (0.9 * limit)
+        times = {OURS: timing_of(own), "torch": timing_of(own * faster), "jax": timing_of(own * 2 * faster)}
+        if case.dtype in ("bfloat16", "float16"):
+            times[OWN_FLOAT32] = timing_of(own)
+        rows.append(replace(row, times=times, errors=dict.fromkeys(times, 1e-7), notes={"numpy": "too large"}))
+    usage = [memory.Usage(peer, n, 6 * n * 256, n * n * 1e-9) for n in memory.SIZES[1] for peer in (OURS, "torch")]
+    machine = {
+        "cpu": "Some(R) CPU with a long name @ 2.00GHz",
+        "cores": 2,
+        "isa": "avx2",
+        "threads": 2,
+        "system": "Linux",
+    }
+    versions = {"python": "3.11.7", OURS: "0.1.0", "torch": "2.13.0+cpu", "jax": "0.10.2"}
+    fields = {"peak": peak, "bandwidth": 20e9, "rows": rows, "memory": usage, "remarks": ["bench: a remark."]} | changes
+    return Results(machine, versions, "0123456789ab", "2026-01-01T00:00:00+00:00", "default", **fields)
+
+
+def spoil(results, **changes):
+    results.rows[0] = replace(results.rows[0], **changes)
+    return results

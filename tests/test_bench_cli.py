@@ -1,0 +1,63 @@
+"""The command ``attngrad bench``."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from attngrad.bench import grid
+from attngrad.bench.cli import command
+from bench_tools import results_of, spoil
+
+
+@pytest.fixture
+def saved(tmp_path):
+    def save(results):
+        path = tmp_path / "results.json"
+        path.write_text(json.dumps(results.to_json()))
+        return str(path)
+
+    return save
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(command, arguments)
+
+
+def test_the_command_lists_rows_and_refuses_what_it_does_not_know(tmp_path):
+    assert "decoding 1,32/8,1/4096,128 forward\n" in invoke("--quick", "--list").output
+    assert len(invoke("--list").output.splitlines()) == len(grid.select(grid.DEFAULT))
+    assert "must be of torch,jax,numpy; got tensorflow" in invoke("--peers", "torch,tensorflow").output
+    assert "no row matches" in invoke("--only", "nothing like this").output
+    other = tmp_path / "other.json"
+    other.write_text("{}")
+    assert "must name results written by --json" in invoke("--load", str(other)).output
+
+
+def test_check_exits_with_one_where_a_bound_is_missed(saved):
+    good, bad = invoke("--load", saved(results_of()), "--check"), invoke("--load", saved(results_of(1.1)), "--check")
+    assert good.exit_code == 0
+    assert bad.exit_code == 1
+    assert "missed: up to 16 tokens: at least 4; found 1.1" in bad.output
+    assert invoke("--load", saved(results_of(1.1))).exit_code == 0
+
+
+def test_check_does_not_pass_on_rows_that_were_not_judged_or_not_verified(saved):
+    assert invoke("--load", saved(spoil(results_of(), others=1.0)), "--check").exit_code == 1
+    assert invoke("--load", saved(spoil(results_of(), failure="wrong", times={}))).exit_code == 1
+
+
+def test_the_command_writes_the_page_from_saved_results(saved, tmp_path):
+    target = tmp_path / "page.md"
+    assert invoke("--load", saved(results_of()), "--markdown", str(target)).exit_code == 0
+    assert target.read_text().startswith("# Benchmark\n")
+
+
+def test_the_help_loads_nothing_but_click():
+    code = "import sys\nfrom attngrad.bench.cli import command\n"
+    code += "try:\n    command(['--help'])\nexcept SystemExit:\n    pass\nprint(*sorted(sys.modules))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)  # noqa: S603
+    loaded = {name.split(".")[0] for name in result.stdout.splitlines()[-1].split()}
+    assert not loaded & {"numpy", "ml_dtypes", "rich", "torch", "jax", "matplotlib"}

@@ -1,0 +1,123 @@
+"""The run of the benchmark, with a clock that stands still."""
+
+import pytest
+
+import attngrad
+from attngrad import reference
+from attngrad.bench import passes, peers, probe, quiet, runner, timing
+from attngrad.bench.cases import Case, dims
+from attngrad.bench.peers import OURS, OWN_FLOAT32, Ours, Peer
+from attngrad.bench.timing import Budget
+from bench_tools import FB, F, spoiled, timing_of
+
+
+@pytest.fixture
+def still(monkeypatch):
+    """Every contender takes a second, and the machine is quiet."""
+    monkeypatch.setattr(runner, "interleave", lambda calls, budgets: {name: timing_of(1.0) for name in calls})
+    monkeypatch.setattr(runner.Watch, "others", lambda self: 0.0)
+
+
+def run_rows(case, *others):
+    return list(runner.run_case(case, case.passes, others, lambda name: Budget(0.0, 1), quiet.Patience(0.0)))
+
+
+def test_every_contender_of_a_row_is_verified_and_timed(still):
+    rows = run_rows(Case("bfloat16", dims(1, 2, 5, 3), dtype="bfloat16"), peers.NumPy())
+    assert [row.name for row in rows] == [F, FB]
+    for row in rows:
+        assert list(row.times) == [OURS, OWN_FLOAT32]
+        assert row.notes == {"numpy": "computes bfloat16 in software"}
+        assert row.errors[OURS] > row.errors[OWN_FLOAT32]
+
+
+def test_a_row_that_fails_the_verification_is_not_timed(still):
+    bad = spoiled(lambda arrays: {name: array + 1.0 for name, array in arrays.items()})
+    rows = run_rows(Case("sizes", dims(1, 2, 5, 3)), bad)
+    assert all(row.failure is not None and row.failure.startswith("spoiled, 1,2,5,3") for row in rows)
+    assert not any(row.times for row in rows)
+
+
+def test_a_new_pass_is_one_entry_and_one_method_a_peer(still, monkeypatch):
+    """JVP along v_dot = v, as an example."""
+
+    def along_v(x):
+        return {"out": reference.attention(x.q, x.k, x.v), "out_dot": reference.jvp(x[:3], (None, None, x.v))[1]}
+
+    def ours(case, x):
+        return peers.Prepared(lambda: attngrad.jvp(x[:3], (None, None, x.v)), lambda f: {"out": f[0], "out_dot": f[1]})
+
+    monkeypatch.setitem(passes.PASSES, "jvp", passes.Pass("jvp", "jvp", 2.5, ("out", "out_dot"), along_v))
+    before = Ours.__init__
+
+    def extended(self):
+        before(self)
+        self.passes = {**self.passes, "jvp": ours}
+
+    monkeypatch.setattr(Ours, "__init__", extended)
+    (row,) = run_rows(Case("jvp", dims(1, 2, 5, 3), passes=("jvp",)), peers.NumPy())
+    assert row.failure is None
+    assert row.errors[OURS] < 1e-5
+    assert row.notes == {"numpy": "has no jvp"}
+
+
+def test_a_disturbed_row_is_timed_again_and_the_quietest_kept(monkeypatch):
+    others = iter([1.5, 0.7, 0.0])
+    monkeypatch.setattr(runner, "interleave", lambda calls, budgets: {name: timing_of(1.0) for name in calls})
+    monkeypatch.setattr(runner.Watch, "others", lambda self: next(others))
+    monkeypatch.setattr(runner.Patience, "wait", lambda self: True)
+    (row,) = run_rows(Case("sizes", dims(1, 1, 4, 2), passes=(F,)))
+    assert row.others == 0.0
+    assert not row.disturbed
+
+
+def test_contenders_take_turns_and_slow_ones_fewer(monkeypatch):
+    order = []
+    seconds = {"a": 0.01, "b": 0.01, "c": 0.5}
+    calls = {name: lambda name=name: order.append(name) for name in seconds}
+
+    def timed(call, loops):
+        call()
+        return seconds[order[-1]]
+
+    monkeypatch.setattr(timing, "_timed", timed)
+    monkeypatch.setattr(timing, "settle", lambda: None)
+    monkeypatch.setattr(timing, "_estimate", lambda call: (call(), seconds[order.pop()])[1])
+    budgets = {"a": Budget(0.08, 4), "b": Budget(0.08, 4), "c": Budget(0.02, 2)}
+    found = timing.interleave(calls, budgets)
+    assert {name: t.samples for name, t in found.items()} == {"a": 4, "b": 4, "c": 2}
+    assert found["a"].loops == 2
+    assert "".join(order) == "aabb" + "aabbc" + "aabb" + "aabbc"  # a and b run once more, to wake up
+
+
+def test_the_quartiles_of_samples():
+    t = timing.summarise([4.0, 1.0, 3.0, 2.0, 5.0], 3)
+    assert (t.lower, t.median, t.upper, t.best, t.samples, t.loops) == (2.0, 3.0, 4.0, 1.0, 5, 3)
+    assert t.spread == pytest.approx(2 / 3)
+
+
+def test_a_missing_peer_is_left_out_with_a_remark_that_names_the_extra(monkeypatch):
+    real = peers.importlib.import_module
+
+    def without_jax(name):
+        if name == "jax":
+            raise ImportError(name)
+        return real(name)
+
+    monkeypatch.setattr(peers.importlib, "import_module", without_jax)
+    found, remarks = runner.find_peers(runner.Settings(0, 1, ("jax", "numpy"), ("sizes 32",)))
+    assert [peer.name for peer in found] == ["numpy"]
+    assert remarks == ["bench: jax is not installed: pip install 'attngrad[bench]'."]
+
+
+def test_a_peer_that_dies_in_a_dtype_runs_without_amx_or_not_at_all(monkeypatch):
+    deaths = {("torch", "bfloat16", False): "SIGILL", ("jax", "float16", True): "SIGSEGV"}
+    monkeypatch.setattr(probe, "death", lambda peer, dtype, env: deaths.get((peer, dtype, bool(env))))
+    environment, refused, remarks = probe.survey(["torch", "jax"], ["float32", "bfloat16", "float16"])
+    assert environment == probe.WITHOUT_AMX["torch"]
+    assert refused == {("jax", "float16"): "dies of SIGSEGV here"}
+    assert len(remarks) == 2
+    peer = Peer("1", {F: lambda case, x: None})
+    peer.deadly["float16"] = "dies of SIGSEGV here"
+    assert peer.refuses(Case("", dims(1, 1, 4, 2), dtype="float16"), F) == "dies of SIGSEGV here"
+    assert peer.refuses(Case("", dims(1, 1, 4, 2)), F) is None
