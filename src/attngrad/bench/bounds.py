@@ -7,7 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from attngrad.bench.peers import OURS, OWN_FLOAT32
+from attngrad.bench.memory import exponent
+from attngrad.bench.passes import PASSES
+from attngrad.bench.peers import OURS, OWN_BASE, OWN_FLOAT32
 from attngrad.bench.results import Results, Row, geometric_mean
 
 Found = tuple[float, str]
@@ -45,9 +47,27 @@ def _as_fast_as_memory(results: Results, row: Row) -> float:
     return max((share for share in shares if math.isfinite(share)), default=math.nan)
 
 
-def _memory(results: Results, rows: list[Row]) -> Found:
-    found = [usage for usage in results.memory if usage.peer == OURS and usage.n == 65536]
-    return (found[0].multiple, f"n = {found[0].n}") if found else (math.nan, "")
+def _memory(work: str, n: int) -> Statistic:
+    """Sizes of q beyond the inputs, at length ``n``."""
+
+    def statistic(results: Results, _: list[Row]) -> Found:
+        found = [usage for usage in results.usage().get(work, {}).get(OURS, ()) if usage.n == n]
+        return (found[0].multiple, f"n = {n}") if found else (math.nan, "")
+
+    return statistic
+
+
+def _growth(work: str) -> Statistic:
+    """The exponent of the memory over the length."""
+
+    def statistic(results: Results, _: list[Row]) -> Found:
+        found = [usage for usage in results.usage().get(work, {}).get(OURS, ()) if usage.bytes > 0]
+        if len(found) < 2:
+            return math.nan, ""
+        sizes = [usage.n for usage in found]
+        return exponent(sizes, [usage.bytes for usage in found]), f"n = {min(sizes)} to {max(sizes)}"
+
+    return statistic
 
 
 def _microseconds(_: Results, row: Row) -> float:
@@ -59,19 +79,49 @@ def _own(_: Results, row: Row) -> float:
     return 1.0 / row.ratio(OWN_FLOAT32)
 
 
+def _over_own_pass(_: Results, row: Row) -> float:
+    """Our time over that of our own forward (+ backward); along one tangent, over its share of products too."""
+    one = PASSES[row.name]
+    return PASSES[one.method].cost / one.cost / row.ratio(OWN_BASE)
+
+
 LEAST_RATIO = _worst(False, _ratio)
 LEAST_FRACTION = _worst(False, lambda results, row: results.fraction(row))
+MOST_OWN = _worst(True, _over_own_pass)
 F, FB = "forward", "forward + backward"
+JVP, HVP = "jvp", "hvp"
+
+MOST_MEMORY = {FB: 12, HVP: 16}
+"""Sizes of q, by work."""
+
+
+def _no_row(_: Row) -> bool:
+    """Of bounds on the memory."""
+    return False
+
+
+def _first_order(row: Row) -> bool:
+    return row.name in (F, FB)
 
 
 def _grid(row: Row) -> bool:
     """float32 rows bound by arithmetic, but for those where torch differentiates a bias, on its n x n path."""
-    return row.case.dtype == "float32" and not row.by_bytes and not row.case.options.dbias
+    return row.case.dtype == "float32" and _first_order(row) and not row.by_bytes and not row.case.options.dbias
 
 
 def _shape(row: Row, name: str, *shape: int) -> bool:
     n = row.case.n
-    return _grid(row) and row.name == name and row.case.kind == "" and (n.batch, n.heads, n.t, n.d) == shape
+    return row.case.dtype == "float32" and row.name == name and (n.batch, n.heads, n.t, n.d) == shape
+
+
+def _full(row: Row, name: str, *shape: int) -> bool:
+    return _shape(row, name, *shape) and row.case.kind == ""
+
+
+def _tangent(row: Row, *names: str, alone: bool | None = None) -> bool:
+    """float32 rows of the passes ``names``, along all tangents, one, or either."""
+    one = PASSES[row.name]
+    return row.case.dtype == "float32" and one.method in names and alone in (None, one.whole is not None)
 
 
 def _tokens(row: Row, most: int, kind: str | None = None, least: int = 1) -> bool:
@@ -93,8 +143,8 @@ class Bound:
 
 
 BOUNDS: tuple[Bound, ...] = (
-    Bound("FMA share, 1,8,2048,64 fwd", LEAST_FRACTION, 0.80, lambda r: _shape(r, F, 1, 8, 2048, 64)),
-    Bound("FMA share, 1,8,2048,64 fwd+bwd", LEAST_FRACTION, 0.82, lambda r: _shape(r, FB, 1, 8, 2048, 64)),
+    Bound("FMA share, 1,8,2048,64 fwd", LEAST_FRACTION, 0.80, lambda r: _full(r, F, 1, 8, 2048, 64)),
+    Bound("FMA share, 1,8,2048,64 fwd+bwd", LEAST_FRACTION, 0.82, lambda r: _full(r, FB, 1, 8, 2048, 64)),
     Bound("float32: every shape", LEAST_RATIO, 1.0, _grid),
     Bound(
         "decoding: ratio/0.95 or stream/0.85",
@@ -114,8 +164,8 @@ BOUNDS: tuple[Bound, ...] = (
         1.5,
         lambda r: r.case.dtype == "float32" and r.case.group == "masks and bias",
     ),
-    Bound("float64: mean", _mean_ratio, 1.5, lambda r: r.case.dtype == "float64"),
-    Bound("float64: every shape", LEAST_RATIO, 1.2, lambda r: r.case.dtype == "float64"),
+    Bound("float64: mean", _mean_ratio, 1.5, lambda r: r.case.dtype == "float64" and _first_order(r)),
+    Bound("float64: every shape", LEAST_RATIO, 1.2, lambda r: r.case.dtype == "float64" and _first_order(r)),
     Bound("bfloat16 fwd+bwd", LEAST_RATIO, 4.0, lambda r: r.case.dtype == "bfloat16" and r.name == FB),
     Bound("float16 fwd+bwd", LEAST_RATIO, 4.0, lambda r: r.case.dtype == "float16" and r.name == FB),
     Bound(
@@ -125,7 +175,18 @@ BOUNDS: tuple[Bound, ...] = (
         lambda r: r.case.dtype in ("bfloat16", "float16") and r.name == FB,
         at_most=True,
     ),
-    Bound("memory, n = 65536, in sizes of q", _memory, 12.0, lambda r: False, at_most=True, unit="x"),
+    Bound("jvp, 1,8,1024,64 full and causal", LEAST_RATIO, 4.0, lambda r: _shape(r, JVP, 1, 8, 1024, 64)),
+    Bound("hvp, 1,8,1024,64 full and causal", LEAST_RATIO, 3.0, lambda r: _shape(r, HVP, 1, 8, 1024, 64)),
+    Bound("jvp and hvp: every shape", LEAST_RATIO, 1.0, lambda r: _tangent(r, JVP, HVP)),
+    Bound("jvp: over own fwd", MOST_OWN, 3.5, lambda r: _tangent(r, JVP, alone=False), at_most=True),
+    Bound("hvp: over own fwd+bwd", MOST_OWN, 3.6, lambda r: _tangent(r, HVP, alone=False), at_most=True),
+    Bound("jvp, one tangent: by its products", MOST_OWN, 3.5, lambda r: _tangent(r, JVP, alone=True), at_most=True),
+    Bound("hvp, one tangent: by its products", MOST_OWN, 3.6, lambda r: _tangent(r, HVP, alone=True), at_most=True),
+    Bound(
+        "hvp memory, n = 32768, in sizes of q", _memory(HVP, 32768), MOST_MEMORY[HVP], _no_row, at_most=True, unit="x"
+    ),
+    Bound("hvp memory: exponent of n", _growth(HVP), 1.1, _no_row, at_most=True),
+    Bound("memory, n = 65536, in sizes of q", _memory(FB, 65536), MOST_MEMORY[FB], _no_row, at_most=True, unit="x"),
     Bound(
         "one call, 1,1,10,32 fwd",
         _worst(True, _microseconds),

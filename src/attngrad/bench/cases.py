@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -100,8 +100,11 @@ KINDS: dict[str, Kind] = {
 }
 
 
+TANGENTS = ("q_dot", "k_dot", "v_dot", "dout_dot")
+
+
 class Inputs(NamedTuple):
-    """The arrays of a case; mask and bias with four axes, some of length 1."""
+    """The arrays of a case; mask and bias with four axes, some of length 1. Tangents that are None are zero."""
 
     q: NDArray
     k: NDArray
@@ -109,6 +112,20 @@ class Inputs(NamedTuple):
     dout: NDArray
     mask: NDArray | None = None
     bias: NDArray | None = None
+    q_dot: NDArray | None = None
+    k_dot: NDArray | None = None
+    v_dot: NDArray | None = None
+    dout_dot: NDArray | None = None
+
+    def along(self, tangents: Sequence[str]) -> Inputs:
+        """These inputs with the tangents named, and no others."""
+        nothing: dict[str, Any] = {name: None for name in TANGENTS if name not in tangents}
+        return self._replace(**nothing)
+
+    def given(self, names: Sequence[str] = TANGENTS) -> dict[str, NDArray]:
+        """The tangents that are not None, of ``names``, by the name of what they are a tangent of."""
+        found = {name: getattr(self, name) for name in names}
+        return {name.removesuffix("_dot"): x for name, x in found.items() if x is not None}
 
 
 @dataclass(frozen=True)
@@ -132,8 +149,8 @@ class Case:
         """Shape, kind and dtype, as the tables show them."""
         return " ".join(part for part in (self.n.label, self.kind, SHORT_DTYPES[self.dtype]) if part)
 
-    def inputs(self, seed: int = 0) -> Inputs:
-        """Gaussian inputs of the case's dtype, the same for the same seed."""
+    def inputs(self, tangents: Sequence[str] = (), seed: int = 0) -> Inputs:
+        """Gaussian inputs of the case's dtype, the same for the same seed, with the tangents asked for."""
         rng, n = np.random.default_rng(seed), self.n
         dtype = DTYPES[self.dtype]
         drawn = np.float64 if self.dtype == "float64" else np.float32
@@ -146,7 +163,8 @@ class Case:
         dout = gaussian(n.batch, n.heads, n.t, n.e)
         mask = None if self.options.mask is None else self.options.mask(rng, n)
         bias = None if self.options.bias is None else gaussian(*self.options.bias(n))
-        return Inputs(q, k, v, dout, mask, bias)
+        x = Inputs(q, k, v, dout, mask, bias)
+        return x._replace(**{name: gaussian(*getattr(x, name.removesuffix("_dot")).shape) for name in tangents})
 
     def key_range(self, rows: NDArray) -> tuple[NDArray, NDArray]:
         """The first and last key that causal and window leave to each query; the last query meets the last key."""

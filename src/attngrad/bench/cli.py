@@ -64,7 +64,7 @@ def command(
             for name in passes:
                 click.echo(f"{case.group} {case.label} {name}")
         return
-    if load is None and not settings.cases() and not settings.lengths():
+    if load is None and not settings.cases() and not settings.usages():
         raise click.ClickException("bench: no row matches; `attngrad bench --full --list` lists them all.")
     results = _run(settings) if load is None else _load(load)
     _report(results, json_file, plots, markdown, check)

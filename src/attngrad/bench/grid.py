@@ -6,12 +6,14 @@ from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
 
 from attngrad.bench.cases import Case, dims
+from attngrad.bench.passes import PASSES
 
 QUICK, DEFAULT, FULL = 0, 1, 2
 LEVELS = ("quick", "default", "full")
 BOTH = ("", "causal")
 FORWARD = ("forward",)
 BACKWARD = ("forward + backward",)
+TANGENTS = ("jvp", "hvp")
 
 TITLES = {
     "sizes": "Sizes, full and causal, float32",
@@ -25,6 +27,8 @@ TITLES = {
     "bfloat16": "bfloat16 (f32: attngrad in float32, interleaved)",
     "float16": "float16 (f32: attngrad in float32, interleaved)",
     "overhead": "Overhead of a call",
+    "jvp and hvp": "JVP and HVP, all tangents given (own: our fwd, for hvp fwd+bwd; NumPy: central differences)",
+    "one tangent": "JVP and HVP along q_dot, k_dot or v_dot alone (own and NumPy as above)",
 }
 """The groups, in the order in which they run."""
 
@@ -96,7 +100,32 @@ def _dtypes() -> Iterator[Case]:
     yield Case("overhead", dims(1, 1, 10, 32), level=QUICK)
 
 
-CASES: tuple[Case, ...] = (*_sizes(), *_options(), *_heads(), *_dtypes())
+def _tangents() -> Iterator[Case]:
+    shapes = {
+        (1, 1, 10, 32): DEFAULT,
+        (32, 4, 10, 32): QUICK,
+        (1, 8, 16, 64): DEFAULT,
+        (1, 1, 128, 64): FULL,
+        (8, 12, 64, 64): QUICK,
+        (4, 8, 256, 64): DEFAULT,
+        (1, 8, 777, 64): FULL,
+        (1, 8, 1024, 64): QUICK,
+        (1, 8, 2048, 64): DEFAULT,
+    }
+    for shape, level in shapes.items():
+        for kind in BOTH:
+            yield Case("jvp and hvp", dims(*shape), kind, passes=TANGENTS, level=level)
+    for dtype in ("float64", "bfloat16"):
+        for kind in BOTH:
+            yield Case("jvp and hvp", dims(4, 8, 256, 64), kind, dtype, TANGENTS)
+        yield Case("jvp and hvp", dims(1, 8, 1024, 64), dtype=dtype, passes=TANGENTS)
+    alone = tuple(name for name, one in PASSES.items() if one.whole)
+    for shape in ((4, 8, 256, 64), (1, 8, 1024, 64)):
+        for kind in BOTH:
+            yield Case("one tangent", dims(*shape), kind, passes=alone)
+
+
+CASES: tuple[Case, ...] = (*_sizes(), *_options(), *_heads(), *_dtypes(), *_tangents())
 
 
 def matches(text: str, pattern: str) -> bool:

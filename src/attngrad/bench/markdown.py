@@ -7,10 +7,19 @@ from collections.abc import Sequence
 
 from attngrad.bench.bounds import judge
 from attngrad.bench.grid import TITLES
-from attngrad.bench.memory import Usage
 from attngrad.bench.passes import PASSES
-from attngrad.bench.peers import OURS
-from attngrad.bench.report import LEGEND, disturbance, figure, growth, limits, percent
+from attngrad.bench.peers import HOUSE, OURS
+from attngrad.bench.report import (
+    LEGEND,
+    disturbance,
+    figure,
+    growth,
+    left_out,
+    limits,
+    memory_cells,
+    memory_title,
+    percent,
+)
 from attngrad.bench.results import Results, Row
 
 
@@ -24,15 +33,10 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return [f"| {' | '.join(head)} |", rule, *(f"| {' | '.join(row)} |" for row in rows), ""]
 
 
-def _ratio(value: float) -> str:
+def _ratio(value: float, judged: bool = True) -> str:
     if not math.isfinite(value):
         return "-"
-    return f"**{value:.2f}**" if value < 1.0 else f"{value:.2f}"
-
-
-def _cells(usage: Usage) -> list[str]:
-    seconds = figure(usage.seconds) + ("~" if usage.disturbed else "")
-    return [figure(usage.bytes / 1e6), figure(usage.multiple), seconds]
+    return f"**{value:.2f}**" if judged and value < 1.0 else f"{value:.2f}"
 
 
 def _group(results: Results, rows: Sequence[Row]) -> list[str]:
@@ -45,7 +49,7 @@ def _group(results: Results, rows: Sequence[Row]) -> list[str]:
             lines.append([*cells, "failed", "", "", *("" for _ in others)])
             continue
         cells += [figure(row.times[OURS].median * 1e3), figure(row.rate / 1e9), percent(results.fraction(row))]
-        lines.append(cells + [_ratio(row.ratio(name)) for name in others])
+        lines.append(cells + [_ratio(row.ratio(name), judged=name not in HOUSE) for name in others])
     return table(["case", "pass", "ms", *rate, *others], lines)
 
 
@@ -70,14 +74,9 @@ def page(results: Results, images: Sequence[str] = ()) -> str:
     for group, rows in results.groups():
         lines += [f"## {TITLES.get(group, group)}", "", *_group(results, rows)]
     if results.memory:
-        usage = results.usage()
-        lines += ["## Memory beyond the inputs: one head, D = 64, float32, fwd+bwd", ""]
-        head = ["n", *(cell for name in usage for cell in (f"{name} MB", "x q", "s"))]
-        body = []
-        for n in dict.fromkeys(u.n for u in results.memory):
-            found = [u for of_peer in usage.values() for u in of_peer if u.n == n]
-            body.append([str(n), *(cell for u in found for cell in _cells(u))])
-        lines += [*table(head, body), *(f"- {line}" for line in growth(results)), ""]
+        for work in results.usage():
+            lines += [f"## {memory_title(work)}", "", *table(*memory_cells(results, work))]
+        lines += [*(f"- {line}" for line in growth(results)), ""]
     means = results.means()
     peers = list(dict.fromkeys(peer for by in means.values() for peer in by))
     lines += ["## Geometric means of the ratios", ""]
@@ -102,6 +101,8 @@ def page(results: Results, images: Sequence[str] = ()) -> str:
         f"- {row.label}{row.mark}: {peer} is faster, ratio {row.ratio(peer):.2f}" for row, peer in results.losses()
     ]
     lines += losses or ["None."]
+    absent = left_out(results)
+    lines += ["", "## Left out", "", *(f"- {line}" for line in absent)] if absent else []
     lines += ["", disturbance(results)] if results.disturbed else []
     lines += ["", *(f"- {remark}" for remark in results.remarks)] if results.remarks else []
     return "\n".join(lines).rstrip() + "\n"

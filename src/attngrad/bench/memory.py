@@ -1,4 +1,4 @@
-"""Peak memory of one head, forward + backward, size by size: each in a fresh process, so that nothing is left over.
+"""Peak memory of one head, work by work and size by size: each in a fresh process, so that nothing is left over.
 
 Growth is the highest resident set during the call less the resident set before it, inputs and libraries excluded.
 ``/proc/self/clear_refs`` resets the high-water mark; where that is not to be had, getrusage gives the mark since start.
@@ -18,13 +18,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from attngrad.bench.cases import Case, dims
+from attngrad.bench.passes import PASSES
 from attngrad.bench.quiet import DISTURBED, Watch
 
 D = 64
-SIZES = ((2048, 4096, 8192), (4096, 8192, 16384, 32768, 65536), (4096, 8192, 16384, 32768, 65536))
-"""Lengths by level: quick, default, full."""
+BACKWARD, HVP = "forward + backward", "hvp"
 
-WORK = "forward + backward"
+QUICK_SIZES = (2048, 4096, 8192)
+SIZES = {BACKWARD: (4096, 8192, 16384, 32768, 65536), HVP: (2048, 4096, 8192, 16384, 32768)}
+"""The works, and the lengths of each; QUICK_SIZES at the quick level."""
+
+MOST_OF_PEERS = {HVP: 4096}
+"""The largest length that a peer is asked for: torch's HVP holds a dozen matrices of n x n and more."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,7 @@ class Usage:
     bytes: int
     seconds: float
     others: float = 0.0
+    work: str = BACKWARD
 
     @property
     def disturbed(self) -> bool:
@@ -72,31 +78,32 @@ def _highest() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 if mark is None else mark
 
 
-def child(peer: str, n: int, threads: int) -> Usage:
+def child(peer: str, n: int, threads: int, work: str) -> Usage:
     """What the subprocess does: warm up on a short sequence, then one call of length ``n``."""
     import attngrad
     from attngrad.bench.peers import OURS, Ours, load
 
     attngrad.set_num_threads(threads)
     contender = Ours() if peer == OURS else load(peer, threads)
-    case = Case("memory", dims(1, 1, 256, D))
-    contender.prepare(case, WORK, case.inputs()).call()
+    case, tangents = Case("memory", dims(1, 1, 256, D)), PASSES[work].tangents
+    contender.prepare(case, work, case.inputs(tangents)).call()
     case = replace(case, n=dims(1, 1, n, D))
-    call = contender.prepare(case, WORK, case.inputs()).call
+    call = contender.prepare(case, work, case.inputs(tangents)).call
     before, watch = _reset(), Watch.begin()
     call()
     seconds, others = time.perf_counter() - watch.start, watch.others()
-    return Usage(peer, n, max(_highest() - before, 0), seconds, others)
+    return Usage(peer, n, max(_highest() - before, 0), seconds, others, work)
 
 
-def measure(peer: str, n: int, threads: int) -> Usage:
+def measure(peer: str, n: int, threads: int, work: str) -> Usage:
     """``child`` in a fresh interpreter."""
-    arguments = json.dumps([peer, n, threads])
+    arguments = json.dumps([peer, n, threads, work])
     command = [sys.executable, "-m", "attngrad.bench.memory", arguments]
     result = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 our own module
     if result.returncode != 0:
-        raise RuntimeError(f"bench: measuring the memory of {peer} at n = {n} failed:\n{result.stderr.strip()}")
-    return Usage(peer, n, *json.loads(result.stdout.splitlines()[-1]))
+        raise RuntimeError(f"bench: measuring the memory of {peer}, {work} at n = {n} failed:\n{result.stderr.strip()}")
+    taken, seconds, others = json.loads(result.stdout.splitlines()[-1])
+    return Usage(peer, n, taken, seconds, others, work)
 
 
 def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:

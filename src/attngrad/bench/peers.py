@@ -1,4 +1,4 @@
-"""Who computes: attngrad and NumPy here, torch and jax in modules of their own.
+"""Who computes: attngrad here, NumPy, torch and jax in modules of their own.
 
 A peer maps the names of passes to methods that prepare a call: everything outside of the timed region (layout, dtype,
 leaves, compilation) happens there. What a peer cannot do, it refuses with a reason, and the table shows a dash.
@@ -16,11 +16,14 @@ import numpy as np
 
 import attngrad
 from attngrad.bench.cases import Case, Inputs, NDArray
-from attngrad.bench.passes import Arrays
+from attngrad.bench.passes import PASSES, Arrays, Pass, by_name
 
 NAMES = ("torch", "jax", "numpy")
 OURS = "attngrad"
 OWN_FLOAT32 = "f32"
+OWN_BASE = "own"
+HOUSE = (OURS, OWN_FLOAT32, OWN_BASE)
+"""The contenders that are attngrad: no peers, nothing to win or lose against; a wrong result of theirs is our fault."""
 
 
 class Prepared(NamedTuple):
@@ -36,20 +39,25 @@ Prepare = Callable[[Case, Inputs], Prepared]
 class Peer:
     """One contender: ``passes`` holds, by the name of a pass, what prepares its call.
 
-    ``most_pairs`` is the largest B H T S that it is asked for.
+    ``most_pairs`` is the largest B H T S that it is asked for; ``approximate``, the passes in which it approximates.
     """
 
     name = ""
     most_pairs = math.inf
+    approximate: frozenset[str] = frozenset()
 
     def __init__(self, version: str, passes: Mapping[str, Prepare]) -> None:
         self.version = version
         self.passes = passes
         self.deadly: dict[str, str] = {}  # dtypes that it does not survive on this machine, and why
 
+    def runs(self, name: str) -> Pass:
+        """The pass that it runs in the rows of the pass ``name``."""
+        return PASSES[name]
+
     def refuses(self, case: Case, name: str) -> str | None:
         """Why this case is not run here, or None."""
-        if name not in self.passes:
+        if self.runs(name).method not in self.passes:
             return f"has no {name}"
         if case.dtype in self.deadly:
             return self.deadly[case.dtype]
@@ -59,7 +67,8 @@ class Peer:
 
     def prepare(self, case: Case, name: str, x: Inputs) -> Prepared:
         """The call of a pass on these inputs."""
-        return self.passes[name](case, x)
+        run = self.runs(name)
+        return self.passes[run.method](case, x.along(run.tangents))
 
 
 def gradients(found: Any, convert: Callable[[Any], NDArray] = np.asarray) -> Arrays:
@@ -69,13 +78,28 @@ def gradients(found: Any, convert: Callable[[Any], NDArray] = np.asarray) -> Arr
     return {name: convert(x) for name, x in zip(names, (out, *grads), strict=False) if x is not None}
 
 
+def second_order(found: Any, convert: Callable[[Any], NDArray] = np.asarray) -> Arrays:
+    """((dq, dk, dv), (dq_dot, dk_dot, dv_dot)) by name, as NumPy arrays."""
+    return {
+        f"d{name}{end}": convert(x)
+        for end, by in zip(("", "_dot"), found, strict=True)
+        for name, x in zip("qkv", by, strict=True)
+    }
+
+
 class Ours(Peer):
     """attngrad, through its public functions."""
 
     name = OURS
 
     def __init__(self) -> None:
-        super().__init__(attngrad.__version__, {"forward": self._forward, "forward + backward": self._backward})
+        passes = {
+            "forward": self._forward,
+            "forward + backward": self._backward,
+            "jvp": self._jvp,
+            "hvp": self._hvp,
+        }
+        super().__init__(attngrad.__version__, passes)
 
     def _options(self, case: Case, x: Inputs) -> dict[str, Any]:
         options: dict[str, Any] = {}
@@ -104,6 +128,19 @@ class Ours(Peer):
 
         return Prepared(call, gradients)
 
+    def _jvp(self, case: Case, x: Inputs) -> Prepared:
+        options, primals, tangents = self._options(case, x), x[:3], (x.q_dot, x.k_dot, x.v_dot)
+        jvp = attngrad.jvp
+        return Prepared(lambda: jvp(primals, tangents, **options), lambda f: {"out": f[0], "out_dot": f[1]})
+
+    def _hvp(self, case: Case, x: Inputs) -> Prepared:
+        options, primals, tangents = self._options(case, x), x[:3], (x.q_dot, x.k_dot, x.v_dot)
+        hvp, dout, dout_dot = attngrad.hvp, x.dout, x.dout_dot
+        return Prepared(
+            lambda: hvp(primals, tangents, dout, dout_dot, **options),
+            lambda found: by_name(found[0]) | by_name(found[1], "_dot"),
+        )
+
 
 class OursInFloat32(Ours):
     """attngrad on the same numbers in float32: what 16-bit rows are held against."""
@@ -115,65 +152,20 @@ class OursInFloat32(Ours):
         return super().prepare(replace(case, dtype="float32"), name, x._replace(**wide))
 
 
-class NumPy(Peer):
-    """Dense attention and its gradients in plain NumPy: the code of the errata's document 001, corrected, no layer."""
+class OursInAnotherPass(Ours):
+    """attngrad's own forward, or forward + backward: what JVP and HVP are held against."""
 
-    name = "numpy"
-    most_pairs = 10_000_000
+    name = OWN_BASE
 
-    def __init__(self) -> None:
-        super().__init__(np.__version__, {"forward": self._forward, "forward + backward": self._backward})
-
-    def refuses(self, case: Case, name: str) -> str | None:  # noqa: D102 as above
-        if case.dtype not in ("float32", "float64"):
-            return f"computes {case.dtype} in software"
-        return "has no grouped heads" if case.n.group > 1 else super().refuses(case, name)
-
-    def _forward(self, case: Case, x: Inputs) -> Prepared:
-        hidden = _hidden(case, x)
-        return Prepared(lambda: dense_attention(x, hidden)[0], lambda out: {"out": out})
-
-    def _backward(self, case: Case, x: Inputs) -> Prepared:
-        hidden = _hidden(case, x)
-
-        def call() -> Any:
-            out, a = dense_attention(x, hidden)
-            return out, dense_gradients(x, a)
-
-        return Prepared(call, gradients)
-
-
-def _hidden(case: Case, x: Inputs) -> NDArray | None:
-    """What may not be attended to, of causal, window and mask together."""
-    planes = [p for p in (case.visible(np.arange(case.n.t)), x.mask) if p is not None]
-    return ~np.logical_and.reduce(planes) if planes else None
-
-
-def dense_attention(x: Inputs, hidden: NDArray | None) -> tuple[NDArray, NDArray]:
-    """O = A V with A = softmax(Q K^T / sqrt(D)); returns O and A."""
-    s = x.q @ x.k.swapaxes(-1, -2) / x.q.dtype.type(math.sqrt(x.q.shape[-1]))
-    if x.bias is not None:
-        s += x.bias
-    if hidden is not None:
-        np.copyto(s, -np.inf, where=hidden)
-    a = np.exp(s - s.max(axis=-1, keepdims=True))
-    a /= a.sum(axis=-1, keepdims=True)
-    return a @ x.v, a
-
-
-def dense_gradients(x: Inputs, a: NDArray) -> tuple[NDArray, NDArray, NDArray]:
-    """dQ, dK, dV, with dS = A o (dA - rowsum(A o dA)): the row sum, where the document takes a mean."""
-    root = x.q.dtype.type(math.sqrt(x.q.shape[-1]))
-    dv = a.swapaxes(-1, -2) @ x.dout
-    da = x.dout @ x.v.swapaxes(-1, -2)
-    ds = a * (da - np.sum(a * da, axis=-1, keepdims=True))
-    return ds @ x.k / root, ds.swapaxes(-1, -2) @ x.q / root, dv
+    def runs(self, name: str) -> Pass:  # noqa: D102 as above
+        own = PASSES[name].own
+        if own is None:
+            raise ValueError(f"bench: the pass must be held against one of our own; got {name}.")
+        return PASSES[own]
 
 
 def load(name: str, threads: int) -> Peer:
     """The peer of that name, set to ``threads`` threads; an ImportError names the extra to install."""
-    if name == "numpy":
-        return NumPy()
     try:
         importlib.import_module(name)
     except ImportError as error:

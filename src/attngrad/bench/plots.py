@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from attngrad.bench.memory import D, exponent
+from attngrad.bench.bounds import MOST_MEMORY
+from attngrad.bench.memory import D, Usage, exponent
 from attngrad.bench.passes import PASSES
 from attngrad.bench.peers import OURS
 from attngrad.bench.report import growing
@@ -68,8 +69,8 @@ def _save(figure: Any, results: Results, path: Path, title: str, disturbed: str 
 
 
 def throughput(plt: Any, results: Results, path: Path) -> Path | None:
-    """GFLOP/s over n, full and causal, by pass, with the measured peak."""
-    rows = [row for row in results.timed if row.case.group == "sizes"]
+    """GFLOP/s over n, full and causal, by pass, with the measured peak; of shapes of the same n, the largest."""
+    rows = [row for row in results.timed if row.case.group in ("sizes", "jvp and hvp") and row.case.dtype == "float32"]
     names = [name for name in PASSES if any(row.name == name for row in rows)]
     if not names:
         return None
@@ -77,7 +78,7 @@ def throughput(plt: Any, results: Results, path: Path) -> Path | None:
     peak = results.peak.get("float32", 0.0) / 1e9
     for line, name in zip(axes, names, strict=True):
         for ax, kind in zip(line, ("", "causal"), strict=True):
-            own = [row for row in rows if row.name == name and row.case.kind == kind]
+            own = _largest([row for row in rows if row.name == name and row.case.kind == kind])
             for peer, (colour, marker) in STYLES.items():
                 timed = [row for row in own if peer in row.times]
                 if timed:
@@ -96,6 +97,14 @@ def throughput(plt: Any, results: Results, path: Path) -> Path | None:
     axes[0, 0].legend(frameon=False, fontsize=8)
     hollow = any(row.disturbed for row in rows)
     return _save(figure, results, path, "Throughput over the length of the sequence, float32", "hollow" * hollow)
+
+
+def _largest(rows: Sequence[Row]) -> list[Row]:
+    """By n, the row of the most pairs."""
+    found: dict[int, Row] = {}
+    for row in sorted(rows, key=lambda row: row.case.pairs()):
+        found[row.case.n.t] = row
+    return [found[n] for n in sorted(found)]
 
 
 def _line(
@@ -117,18 +126,20 @@ def _powers_of_two(ax: Any, sizes: Sequence[int]) -> None:
 
 
 def ratios(plt: Any, results: Results, path: Path) -> Path | None:
-    """Torch's time over ours, a bar a case and pass, with a line at 1."""
-    rows = [row for row in results.timed if "torch" in row.times]
+    """Torch's time over ours, a bar a case and pass, with a line at 1; passes along one tangent alone left out."""
+    rows = [row for row in results.timed if "torch" in row.times and PASSES[row.name].whole is None]
     if not rows:
         return None
     names = [name for name in PASSES if any(row.name == name for row in rows)]
     places = _places(rows)
     height = max(places.values()) + 1
     figure, ax = plt.subplots(figsize=(8.5, 0.21 * height + 1.5))
-    thick = 0.84 / len(names)
+    thick = 0.42
     for row in rows:
         value, (ours, theirs) = row.ratio("torch"), BARS[names.index(row.name) % len(BARS)]
-        at = places[row.case.group, row.case.label] + (names.index(row.name) + 0.5) * thick - 0.42
+        line = places[row.case.group, row.case.label]
+        above = [r.name for r in rows if r.case == row.case].index(row.name)
+        at = line + (above + 0.5) * thick - 0.42
         alpha = 0.3 if row.disturbed else 1.0
         ax.barh(at, value - 1.0, left=1.0, height=thick, color=theirs if value < 1.0 else ours, alpha=alpha)
         side = {"ha": "right", "x": value / 1.02} if value < 1.0 else {"ha": "left", "x": value * 1.02}
@@ -169,44 +180,41 @@ def _places(rows: Sequence[Row]) -> dict[tuple[str, str], float]:
 
 
 def growth(plt: Any, results: Results, path: Path) -> Path | None:
-    """Time and memory of one head over n, forward + backward, log-log, with the fitted exponents."""
+    """Time and memory of one head over n, a line of panels a work, log-log, with the fitted exponents."""
     usage = results.usage()
     if not usage:
         return None
-    figure, axes = plt.subplots(1, 2, figsize=(10, 4))
+    figure, axes = plt.subplots(len(usage), 2, figsize=(10, 4 * len(usage)), squeeze=False)
     panels = ((1.0, "seconds", "time, s"), (1e6, "bytes", "memory beyond the inputs, MB"))
-    for ax, (unit, key, label) in zip(axes, panels, strict=True):
-        for peer, of_peer in usage.items():
-            colour, marker = STYLES.get(peer, (INK, "x"))
-            points = [u for u in of_peer if getattr(u, key) > 0]
-            fits = [
-                exponent([u.n for u in used], [getattr(u, key) for u in used])
-                for k, used in growing(of_peer)
-                if k == key
-            ]
-            values = [getattr(u, key) / unit for u in points]
-            hollow = [key == "seconds" and u.disturbed for u in points]
-            _line(
-                ax,
-                ([u.n for u in points], values),
-                colour,
-                marker,
-                hollow,
-                peer + "".join(f", n^{x:.2f}" for x in fits),
-            )
-        if key == "bytes":
-            lengths = sorted({u.n for u in results.memory})
-            ax.plot(lengths, [12 * n * D * 4 / unit for n in lengths], color=INK, ls="--", lw=1, label="12 times q")
-            ax.plot(
-                lengths, [n * n * 4 / unit for n in lengths], color="#999999", ls=":", lw=1, label="one n x n matrix"
-            )
-        ax.set_yscale("log")
-        _powers_of_two(ax, [u.n for u in results.memory])
-        ax.set_xlabel("tokens n")
-        ax.set_ylabel(label)
-        ax.legend(frameon=False, fontsize=8)
+    for line, (work, by_peer) in zip(axes, usage.items(), strict=True):
+        lengths = sorted({u.n for of_peer in by_peer.values() for u in of_peer})
+        for ax, (unit, key, label) in zip(line, panels, strict=True):
+            for peer, of_peer in by_peer.items():
+                _grown(ax, peer, of_peer, key, unit)
+            if key == "bytes":
+                most = MOST_MEMORY[work]
+                limit, square = [most * n * D * 4 / unit for n in lengths], [n * n * 4 / unit for n in lengths]
+                ax.plot(lengths, limit, color=INK, ls="--", lw=1, label=f"{most} times q")
+                ax.plot(lengths, square, color="#999999", ls=":", lw=1, label="one n x n matrix")
+            ax.set_title(work, fontsize=10)
+            ax.set_yscale("log")
+            _powers_of_two(ax, lengths)
+            ax.set_xlabel("tokens n")
+            ax.set_ylabel(label)
+            ax.legend(frameon=False, fontsize=8)
     hollow_note = "hollow" * any(u.disturbed for u in results.memory)
-    return _save(figure, results, path, f"Growth: one head, D = {D}, float32, forward + backward", hollow_note)
+    return _save(figure, results, path, f"Growth: one head, D = {D}, float32", hollow_note)
+
+
+def _grown(ax: Any, peer: str, usage: Sequence[Usage], key: str, unit: float) -> None:
+    """The seconds or bytes of a peer, with the exponent in the legend."""
+    colour, marker = STYLES.get(peer, (INK, "x"))
+    points = [u for u in usage if getattr(u, key) > 0]
+    fits = [exponent([u.n for u in used], [getattr(u, key) for u in used]) for k, used in growing(usage) if k == key]
+    values = [getattr(u, key) / unit for u in points]
+    hollow = [key == "seconds" and u.disturbed for u in points]
+    label = peer + "".join(f", n^{x:.2f}" for x in fits)
+    _line(ax, ([u.n for u in points], values), colour, marker, hollow, label)
 
 
 def draw(results: Results, folder: Path) -> list[Path]:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from attngrad.bench.bounds import Verdict, judge
 from attngrad.bench.grid import TITLES
-from attngrad.bench.memory import Usage, exponent
+from attngrad.bench.memory import D, Usage, exponent
 from attngrad.bench.passes import PASSES
-from attngrad.bench.peers import OURS
+from attngrad.bench.peers import HOUSE, OURS
 from attngrad.bench.results import Results, Row
 
 if TYPE_CHECKING:
@@ -70,8 +70,9 @@ def render(results: Results, console: Console) -> None:
         if row.failure is not None:
             console.print(f"[bold red]VERIFICATION FAILED[/bold red] {row.failure}", highlight=False)
     if results.memory:
-        console.print()
-        console.print(memory_table(results))
+        for work in results.usage():
+            console.print()
+            console.print(memory_table(results, work))
         for line in growth(results):
             console.print(line, highlight=False)
     if results.timed:
@@ -80,6 +81,8 @@ def render(results: Results, console: Console) -> None:
     console.print()
     console.print(bounds_table(judge(results)))
     _print_losses(results, console)
+    for line in left_out(results):
+        console.print(Text(f"  {line}"))
     if results.disturbed:
         console.print(Text(disturbance(results), style="bold yellow"))
     for remark in results.remarks:
@@ -131,7 +134,7 @@ def group_table(results: Results, group: str, rows: Sequence[Row], width: int) -
 
         cells += [*time(OURS), figure(row.rate / 1e9), percent(results.fraction(row))]
         cells += [*time("torch"), ratio(row.ratio("torch"))] if torch else []
-        cells += [ratio(row.ratio(name), judged=name != "f32") for name in others]
+        cells += [ratio(row.ratio(name), judged=name not in HOUSE) for name in others]
         table.add_row(*cells)
     return table
 
@@ -144,21 +147,33 @@ def disturbance(results: Results) -> str:
     )
 
 
-def memory_table(results: Results) -> Table:
-    """Peak memory beyond the inputs, and time, by length."""
-    usage = results.usage()
-    title = "Memory beyond the inputs: one head, D = 64, float32, fwd+bwd"
-    table = _table(title, [], ["n", *(c for name in usage for c in (f"{name} MB", "x q", "s"))])
-    for n in dict.fromkeys(u.n for u in results.memory):
+def memory_title(work: str) -> str:
+    """Of the table of a work."""
+    return f"Memory beyond the inputs: one head, D = {D}, float32, {PASSES[work].short}"
+
+
+def memory_cells(results: Results, work: str) -> tuple[list[str], list[list[str]]]:
+    """Peak memory beyond the inputs, and time, by length: the head of the table, and its lines."""
+    usage = results.usage()[work]
+    lines = []
+    for n in sorted({u.n for of_peer in usage.values() for u in of_peer}):
         cells = [str(n)]
         for of_peer in usage.values():
-            found = [u for u in of_peer if u.n == n]
-            mark = "~" if found and found[0].disturbed else ""
-            cells += (
-                [figure(found[0].bytes / 1e6), figure(found[0].multiple), figure(found[0].seconds) + mark]
-                if found
-                else []
-            )
+            found = next((u for u in of_peer if u.n == n), None)
+            if found is None:
+                cells += ["-", "-", "-"]
+            else:
+                mark = "~" if found.disturbed else ""
+                cells += [figure(found.bytes / 1e6), figure(found.multiple), figure(found.seconds) + mark]
+        lines.append(cells)
+    return ["n", *(cell for name in usage for cell in (f"{name} MB", "x q", "s"))], lines
+
+
+def memory_table(results: Results, work: str) -> Table:
+    """The memory of a work."""
+    head, lines = memory_cells(results, work)
+    table = _table(memory_title(work), [], head)
+    for cells in lines:
         table.add_row(*cells)
     return table
 
@@ -174,11 +189,11 @@ def growing(usage: Sequence[Usage]) -> Iterator[tuple[str, list[Usage]]]:
 def growth(results: Results) -> list[str]:
     """How memory and time grow with n: the fitted exponents."""
     lines = []
-    for name, of_peer in results.usage().items():
+    for work, name, of_peer in ((w, p, u) for w, by_peer in results.usage().items() for p, u in by_peer.items()):
         fits = {key: exponent([u.n for u in used], [getattr(u, key) for u in used]) for key, used in growing(of_peer)}
         found = [f"{'memory' if key == 'bytes' else 'time'} as n^{fit:.2f}" for key, fit in fits.items()]
         if found:
-            lines.append(f"{name} grows: {', '.join(found)}")
+            lines.append(f"{name}, {PASSES[work].short}, grows: {', '.join(found)}")
     return lines
 
 
@@ -204,6 +219,15 @@ def bounds_table(verdicts: Sequence[Verdict]) -> Table:
         limit = f"{'<=' if v.bound.at_most else '>='} {figure(v.bound.limit)}"
         table.add_row(v.bound.text, limit, figure(v.value), MARKS[v.holds], v.source)
     return table
+
+
+def left_out(results: Results) -> list[str]:
+    """Who was left out of how many rows, and why: too large, has no such pass, or failed the verification."""
+    lines = []
+    for (peer, reason), rows in results.left_out().items():
+        where = rows[0].label if len(rows) == 1 else f"{len(rows)} rows, the first {rows[0].label}"
+        lines.append(f"{where}: without {peer}, {reason}")
+    return lines
 
 
 def _print_losses(results: Results, console: Console) -> None:

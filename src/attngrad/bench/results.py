@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from attngrad.bench.cases import Case, Dims
 from attngrad.bench.memory import D, Usage
 from attngrad.bench.passes import PASSES
-from attngrad.bench.peers import OURS, OWN_FLOAT32
+from attngrad.bench.peers import HOUSE, OURS, OWN_BASE
 from attngrad.bench.quiet import DISTURBED, UNSTEADY
 from attngrad.bench.timing import Timing
 
@@ -29,8 +29,9 @@ def geometric_mean(values: Iterable[float]) -> float:
 
 @dataclass(frozen=True)
 class Row:
-    """One case in one pass: times, verified errors, and why a contender did not run; or why the row failed.
+    """One case in one pass: times, verified errors, and notes, why a contender was left out; or why the row failed.
 
+    A row fails where attngrad itself computes something else than the reference; a peer that does is left out.
     ``others``: how many cores other processes used while it was timed; NaN where the system does not say.
     """
 
@@ -60,7 +61,7 @@ class Row:
     @property
     def disturbed(self) -> bool:
         """Whether other processes took so much, or the times vary so much, that they say little."""
-        spreads = (self.times[name].spread for name in (OURS, "torch") if name in self.times)
+        spreads = (self.times[name].spread for name in (OURS, OWN_BASE, "torch") if name in self.times)
         return self.others > DISTURBED or any(spread > UNSTEADY for spread in spreads)
 
     @property
@@ -156,12 +157,7 @@ class Results:
 
     def losses(self) -> list[tuple[Row, str]]:
         """Rows, and the peers that were faster there."""
-        return [
-            (row, peer)
-            for row in self.timed
-            for peer in row.times
-            if peer not in (OURS, OWN_FLOAT32) and row.ratio(peer) < 1.0
-        ]
+        return [(row, peer) for row in self.timed for peer in row.times if peer not in HOUSE and row.ratio(peer) < 1.0]
 
     def means(self) -> dict[str, dict[str, float]]:
         """Geometric means of the ratios, by "dtype pass" and peer; rows where the peers differentiate a bias apart."""
@@ -169,13 +165,24 @@ class Results:
         for row in self.judged:
             key = f"{row.case.dtype} {row.name}" + (", with dbias" if row.case.options.dbias else "")
             for peer in row.times:
-                if peer not in (OURS, OWN_FLOAT32):
+                if peer not in HOUSE:
                     found.setdefault(key, {}).setdefault(peer, []).append(row.ratio(peer))
         return {key: {peer: geometric_mean(ratios) for peer, ratios in by.items()} for key, by in found.items()}
 
-    def usage(self) -> dict[str, list[Usage]]:
-        """The memory by peer."""
-        return {peer: [u for u in self.memory if u.peer == peer] for peer in dict.fromkeys(u.peer for u in self.memory)}
+    def left_out(self) -> dict[tuple[str, str], list[Row]]:
+        """By peer and reason, the rows that it was left out of."""
+        found: dict[tuple[str, str], list[Row]] = {}
+        for row in self.rows:
+            for note in row.notes.items():
+                found.setdefault(note, []).append(row)
+        return found
+
+    def usage(self) -> dict[str, dict[str, list[Usage]]]:
+        """The memory by work and peer."""
+        found: dict[str, dict[str, list[Usage]]] = {}
+        for u in self.memory:
+            found.setdefault(u.work, {}).setdefault(u.peer, []).append(u)
+        return found
 
     def to_json(self) -> dict[str, Any]:
         """Everything, with NaN as None."""
@@ -194,7 +201,7 @@ class Results:
             "bandwidth": self.bandwidth,
             "rows": rows,
             "memory": [asdict(u) | {"multiple_of_q": u.multiple} for u in self.memory],
-            "memory_case": {"batch": 1, "heads": 1, "d": D, "dtype": "float32", "pass": "forward + backward"},
+            "memory_case": {"batch": 1, "heads": 1, "d": D, "dtype": "float32"},
             "geometric_means": self.means(),
             "bounds": [verdict.to_json() for verdict in judge(self)],
             "remarks": self.remarks,
@@ -211,7 +218,7 @@ class Results:
             )
         plain = {key: found[key] for key in ("machine", "versions", "commit", "date", "level", "peak", "bandwidth")}
         rows = [Row.from_json(row) for row in found["rows"]]
-        memory = [Usage(*(u[key] for key in ("peer", "n", "bytes", "seconds", "others"))) for u in found["memory"]]
+        memory = [Usage(**{f.name: u[f.name] for f in fields(Usage) if f.name in u}) for u in found["memory"]]
         return Results(**plain, rows=rows, memory=memory, remarks=found["remarks"])
 
 

@@ -10,9 +10,9 @@ from itertools import groupby
 
 import attngrad
 from attngrad.bench import grid, machine, memory, verify
-from attngrad.bench.cases import Case
+from attngrad.bench.cases import TANGENTS, Case
 from attngrad.bench.passes import PASSES
-from attngrad.bench.peers import NAMES, OURS, OWN_FLOAT32, Ours, OursInFloat32, Peer, Prepared, load
+from attngrad.bench.peers import HOUSE, NAMES, OURS, Ours, OursInAnotherPass, OursInFloat32, Peer, Prepared, load
 from attngrad.bench.probe import survey
 from attngrad.bench.quiet import Patience, Watch
 from attngrad.bench.results import Results, Row
@@ -45,15 +45,23 @@ class Settings:
         pairs = grid.select(self.level, self.only, self.dtypes)
         return [(case, [name for _, name in of_case]) for case, of_case in groupby(pairs, key=lambda pair: pair[0])]
 
-    def lengths(self) -> tuple[int, ...]:
-        """The lengths of the memory section; none where the patterns or dtypes leave it out."""
-        wanted = not self.only or any(grid.matches(f"memory {memory.WORK}", pattern) for pattern in self.only)
-        return memory.SIZES[self.level] if wanted and (not self.dtypes or "float32" in self.dtypes) else ()
+    def usages(self) -> list[tuple[str, str, int]]:
+        """The (peer, work, length) of the memory section; none where the patterns or dtypes leave it out."""
+        if self.dtypes and "float32" not in self.dtypes:
+            return []
+        return [
+            (peer, work, n)
+            for work, sizes in memory.SIZES.items()
+            if not self.only or any(grid.matches(f"memory {work}", pattern) for pattern in self.only)
+            for n in (sizes if self.level else memory.QUICK_SIZES)
+            for peer in (OURS, *(peer for peer in self.peers if peer == "torch"))
+            if peer == OURS or n <= memory.MOST_OF_PEERS.get(work, n)
+        ]
 
     def budget(self, contender: str) -> Budget:
         """attngrad and torch have the whole of it."""
         whole = BUDGETS[self.level]
-        return whole if contender in (OURS, OWN_FLOAT32, "torch") else Budget(whole.seconds / 3, whole.least // 3 + 1)
+        return whole if contender in (*HOUSE, "torch") else Budget(whole.seconds / 3, whole.least // 3 + 1)
 
 
 def time_quietly(row: Row, calls: Mapping[str, Call], budget: Callable[[str], Budget], patience: Patience) -> Row:
@@ -77,32 +85,49 @@ def run_case(
     budget: Callable[[str], Budget],
     patience: Patience,
 ) -> Iterator[Row]:
-    """The rows of a case, each verified, then timed. A row with a contender that fails is not timed."""
-    x = case.inputs()
+    """The rows of a case, each verified, then timed.
+
+    A peer that fails the verification is left out of the row, and a note says why. Where attngrad fails, the row does.
+    """
+    x = case.inputs([name for name in TANGENTS if any(name in PASSES[one].tangents for one in names)])
     sample = verify.choose(case)
     shown = verify.restrict(x, sample, case.n.group)
     expected = verify.expect(case, shown, sample, names)
-    contenders = [Ours(), *peers]
-    if case.dtype in ("bfloat16", "float16"):
-        contenders.append(OursInFloat32())
     for name in names:
+        contenders = [Ours(), *peers, *_held_against(case, name)]
         notes = {peer.name: reason for peer in contenders if (reason := peer.refuses(case, name))}
         fit = [peer for peer in contenders if peer.name not in notes]
         errors: dict[str, float] = {}
         prepared: dict[str, Prepared] = {}
-        try:
-            for peer in fit:
-                ready = peer.prepare(case, name, shown)
-                label = f"{peer.name}, {case.label} {name}"
-                arrays = ready.arrays(ready.call())
-                errors[peer.name] = verify.check(label, arrays, expected, PASSES[name].outputs, case.dtype)
-                del arrays
-                prepared[peer.name] = ready if sample.whole else peer.prepare(case, name, x)
-        except verify.VerificationError as error:
-            yield Row(case, name, errors=errors, notes=notes, failure=str(error))
-            continue
+        failure = None
+        for peer in fit:
+            ready = peer.prepare(case, name, shown)
+            try:
+                errors[peer.name] = _verified(peer, ready, name, expected[name], case.dtype)
+            except verify.VerificationError as error:
+                if peer.name in HOUSE:
+                    failure = f"{peer.name}, {case.label} {name}: {error}"
+                    break
+                notes[peer.name] = str(error)
+                continue
+            prepared[peer.name] = ready if sample.whole else peer.prepare(case, name, x)
+        row = Row(case, name, errors=errors, notes=notes, failure=failure)
         calls = {contender: ready.call for contender, ready in prepared.items()}
-        yield time_quietly(Row(case, name, errors=errors, notes=notes), calls, budget, patience)
+        yield row if failure else time_quietly(row, calls, budget, patience)
+
+
+def _held_against(case: Case, name: str) -> list[Peer]:
+    """What attngrad is held against of its own: another pass, or float32 in the 16-bit dtypes."""
+    if PASSES[name].own is not None:
+        return [OursInAnotherPass()]
+    return [OursInFloat32()] if case.dtype in ("bfloat16", "float16") else []
+
+
+def _verified(peer: Peer, ready: Prepared, name: str, expected: verify.Expected, dtype: str) -> float:
+    """The error of a call; its arrays are gone when this returns."""
+    run = peer.runs(name)
+    arrays = ready.arrays(ready.call())
+    return verify.check(arrays, expected, run.outputs, dtype, approximate=run.method in peer.approximate)
 
 
 def find_peers(settings: Settings) -> tuple[list[Peer], list[str]]:
@@ -159,11 +184,11 @@ def _measure(settings: Settings, peers: list[Peer], peaks: Peaks, results: Resul
         for row in run_case(case, names, peers, settings.budget, patience):
             results.rows.append(row)
             tell(_line(row), 1)
-    for n in settings.lengths():
-        for name in (OURS, *(peer.name for peer in peers if peer.name == "torch")):
-            tell(f"memory: {name}, n = {n}", 0)
-            results.memory.append(memory.measure(name, n, settings.threads))
-            tell(f"memory: {name}, n = {n}: {results.memory[-1].multiple:.1f} x the size of q", 1)
+    for name, work, n in settings.usages():
+        if name in (OURS, *(peer.name for peer in peers)):
+            tell(f"memory: {name}, {work}, n = {n}", 0)
+            results.memory.append(memory.measure(name, n, settings.threads, work))
+            tell(f"memory: {name}, {work}, n = {n}: {results.memory[-1].multiple:.1f} x the size of q", 1)
     tell("peak and bandwidth, again", 0)
     patience.wait()
     peaks.measure()
@@ -181,5 +206,4 @@ def _line(row: Row) -> str:
 
 def steps(settings: Settings) -> int:
     """How many steps the progress of a run has, where torch is installed."""
-    rows = sum(len(names) for _, names in settings.cases())
-    return rows + len(settings.lengths()) * (1 + ("torch" in settings.peers))
+    return sum(len(names) for _, names in settings.cases()) + len(settings.usages())

@@ -27,6 +27,9 @@ SAMPLE = 0.02
 
 MOST_SAMPLES = 15
 
+MOST_SECONDS = 12.0
+"""Beyond which a slow contender gets fewer samples than its budget has at least; two it always gets."""
+
 
 @dataclass(frozen=True)
 class Timing:
@@ -47,7 +50,10 @@ class Timing:
 
 @dataclass(frozen=True)
 class Budget:
-    """How long a contender is timed: ``seconds``, but at least ``least`` samples (of calls beyond a second, fewer)."""
+    """How long a contender is timed: ``seconds``, but at least ``least`` samples.
+
+    Of calls beyond a second half of them, and no more than fit into MOST_SECONDS.
+    """
 
     seconds: float
     least: int
@@ -55,10 +61,12 @@ class Budget:
     def samples(self, call: float, loops: int) -> int:
         """How many samples of ``loops`` calls of ``call`` seconds.
 
-        >>> Budget(0.3, 7).samples(0.001, 30), Budget(0.3, 7).samples(0.2, 1), Budget(0.3, 7).samples(3.0, 1)
-        (10, 7, 4)
+        >>> budget = Budget(0.3, 7)
+        >>> budget.samples(0.001, 30), budget.samples(0.2, 1), budget.samples(3.0, 1), budget.samples(10.0, 1)
+        (10, 7, 4, 2)
         """
         least = math.ceil(self.least / 2) if call > 1.0 else self.least
+        least = min(least, max(2, int(MOST_SECONDS / call)))
         return max(least, min(MOST_SAMPLES, math.ceil(self.seconds / (call * loops) - 1e-9)))
 
 

@@ -2,19 +2,22 @@
 
 Causal with T = S goes through is_causal, grouped heads through enable_gqa; other causal shapes and windows are boolean
 masks, a bias is a floating mask. Gradients come from torch.autograd.grad, the forward runs in inference mode. Where a
-bias is differentiated or D != E, torch itself takes its n x n path.
+bias is differentiated or D != E, torch itself takes its n x n path. Only its math backend has a forward mode: JVP is
+torch.func.jvp of it, HVP torch.func.jvp of torch.func.vjp.
 """
 
 from __future__ import annotations
 
 import importlib
+import warnings
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from attngrad._arrays import BFLOAT16
 from attngrad.bench.cases import Case, Inputs, NDArray
-from attngrad.bench.peers import Peer, Prepared, gradients
+from attngrad.bench.peers import Peer, Prepared, gradients, second_order
 
 
 class Torch(Peer):
@@ -25,7 +28,12 @@ class Torch(Peer):
     def __init__(self, threads: int) -> None:
         self.torch: Any = importlib.import_module("torch")
         self.torch.set_num_threads(threads)
-        passes = {"forward": self._forward, "forward + backward": self._backward}
+        passes = {
+            "forward": self._forward,
+            "forward + backward": self._backward,
+            "jvp": self._jvp,
+            "hvp": self._hvp,
+        }
         super().__init__(str(self.torch.__version__), passes)
         self._sdpa = self.torch.nn.functional.scaled_dot_product_attention
 
@@ -80,6 +88,41 @@ class Torch(Peer):
             return out, grad(out, leaves, dout)
 
         return Prepared(call, lambda found: gradients(found, self.array))
+
+    def _pushed(self, function: Any, x: Inputs, names: Sequence[str]) -> Callable[[], Any]:
+        """The call of torch.func.jvp of ``function``, which takes the inputs ``names`` in order, along the tangents."""
+        jvp, backend = self.torch.func.jvp, self.torch.nn.attention.SDPBackend.MATH
+        sdpa_kernel = self.torch.nn.attention.sdpa_kernel
+        inputs = {name: self.tensor(getattr(x, name)) for name in names}
+        tangents = {name: self.tensor(x_dot) for name, x_dot in x.given([f"{name}_dot" for name in names]).items()}
+        primals = tuple(inputs[name] for name in tangents)
+        directions = tuple(tangents.values())
+        with warnings.catch_warnings():  # the first jvp of a process loads code that torch itself calls deprecated
+            warnings.simplefilter("ignore", DeprecationWarning)
+            jvp(self.torch.sin, (self.torch.ones(1),), (self.torch.ones(1),))
+
+        def along(*moved: Any) -> Any:
+            return function(*(inputs | dict(zip(tangents, moved, strict=True))).values())
+
+        def call() -> Any:
+            with sdpa_kernel(backend):
+                return jvp(along, primals, directions)
+
+        return call
+
+    def _jvp(self, case: Case, x: Inputs) -> Prepared:
+        sdpa, options = self._sdpa, self._options(case, x)
+        call = self._pushed(lambda q, k, v: sdpa(q, k, v, **options), x, ("q", "k", "v"))
+        return Prepared(call, lambda found: dict(zip(("out", "out_dot"), map(self.array, found), strict=True)))
+
+    def _hvp(self, case: Case, x: Inputs) -> Prepared:
+        sdpa, options, vjp = self._sdpa, self._options(case, x), self.torch.func.vjp
+
+        def pulled(q: Any, k: Any, v: Any, dout: Any) -> Any:
+            _, pullback = vjp(lambda q, k, v: sdpa(q, k, v, **options), q, k, v)
+            return pullback(dout)
+
+        return Prepared(self._pushed(pulled, x, ("q", "k", "v", "dout")), lambda found: second_order(found, self.array))
 
 
 PEER = Torch

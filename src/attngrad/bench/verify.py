@@ -1,19 +1,20 @@
 """Verify before timing: every contender's result against the reference in float64.
 
-Where the dense reference would not fit, a sample of the queries is checked: dout is zero outside of the sample, so that
-dk, dv and dbias too come from the sampled rows alone, and the whole of every gradient is compared.
+Where the dense reference would not fit, a sample of the queries is checked: dout and dout_dot are zero outside of the
+sample, so that dk, dv and dbias and their tangents too come from the sampled rows alone, and every gradient is compared
+whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from attngrad.bench.cases import Case, Inputs, NDArray
-from attngrad.bench.passes import PASSES, Arrays, Pass
+from attngrad.bench.passes import PASSES, Arrays
 
 MOST_PAIRS = 20_000_000
 """Scores that the reference may hold, over all sampled rows."""
@@ -23,6 +24,9 @@ MOST_NUMBERS = 100_000_000
 
 TOLERANCE = {"float64": 1e-11, "float32": 3e-5, "bfloat16": 4e-2, "float16": 6e-3}
 """Largest difference over largest entry, for each output. It tells a wrong computation, not a rounded one."""
+
+APPROXIMATION = {"float64": 5e-9, "float32": 3e-3}
+"""The same for central differences, which truncate and cancel: some 200 times eps to the power 2/3, their best."""
 
 
 class VerificationError(Exception):
@@ -66,52 +70,66 @@ def _place(shape: tuple[int, ...], b: int, heads: NDArray, rows: NDArray) -> Any
 
 
 def restrict(x: Inputs, sample: Sample, group: int) -> Inputs:
-    """``x`` with dout zero outside of the sample."""
+    """``x`` with dout and dout_dot zero outside of the sample."""
     if sample.whole:
         return x
-    dout = np.zeros_like(x.dout)
-    for b, h in sample.units:
-        place = _place(dout.shape, b, np.arange(h * group, (h + 1) * group), sample.rows)
-        dout[place] = x.dout[place]
-    return x._replace(dout=dout)
+
+    def kept(whole: NDArray) -> NDArray:
+        part = np.zeros_like(whole)
+        for b, h in sample.units:
+            place = _place(part.shape, b, np.arange(h * group, (h + 1) * group), sample.rows)
+            part[place] = whole[place]
+        return part
+
+    return x._replace(dout=kept(x.dout), dout_dot=None if x.dout_dot is None else kept(x.dout_dot))
 
 
 def _wide(x: NDArray) -> NDArray:
     return x.astype(np.float64)
 
 
-def expect(case: Case, x: Inputs, sample: Sample, names: Sequence[str]) -> Expected:
-    """The outputs of the passes ``names``, by the reference, head group by head group."""
-    found: Expected = {}
-    dbias = None if x.bias is None else np.zeros(x.bias.shape)
-    plane = case.visible(sample.rows)
-    # The largest pass first: most others find their outputs among its own.
-    wanted: list[Pass] = []
+def expect(case: Case, x: Inputs, sample: Sample, names: Sequence[str]) -> dict[str, Expected]:
+    """By pass, the outputs of the passes ``names``, by the reference."""
+    found: dict[str, Expected] = {}
+    # The largest pass first: most others along the same tangents find their outputs among its own.
     for one in sorted((PASSES[name] for name in names), key=lambda one: -len(one.outputs)):
-        if not set(one.outputs) <= {output for other in wanted for output in other.outputs}:
-            wanted.append(one)
+        shared = [
+            expected
+            for other, expected in found.items()
+            if PASSES[other].tangents == one.tangents and set(one.outputs) <= set(expected)
+        ]
+        found[one.name] = shared[0] if shared else _expect(case, x.along(one.tangents), sample, one.reference)
+    return found
+
+
+def _expect(case: Case, x: Inputs, sample: Sample, reference: Callable[[Inputs], Arrays]) -> Expected:
+    """The outputs of the reference, head group by head group."""
+    found: Expected = {}
+    plane = case.visible(sample.rows)
     for b, h in sample.units:
         heads = np.arange(h * case.n.group, (h + 1) * case.n.group)
 
-        def rows_of(a: NDArray, b: int = b, heads: NDArray = heads) -> NDArray:
+        def queries(a: NDArray, b: int = b, heads: NDArray = heads) -> NDArray:
             part: NDArray = a[_place(a.shape, b, heads, sample.rows)]
             return part
 
-        mask = None if x.mask is None else rows_of(x.mask)
+        def keys(a: NDArray, b: int = b, h: int = h) -> NDArray:
+            return a[b, h : h + 1]
+
+        mask = None if x.mask is None else queries(x.mask)
         if plane is not None:
             mask = plane if mask is None else plane & mask
-        bias = None if x.bias is None else _wide(rows_of(x.bias))
-        k, v = _wide(x.k[b, h : h + 1]), _wide(x.v[b, h : h + 1])
-        own = Inputs(_wide(rows_of(x.q)), k, v, _wide(rows_of(x.dout)), mask, bias)
-        outputs: Arrays = {}
-        for one in wanted:
-            outputs |= one.reference(own)
-        for output, value in outputs.items():
+        by_name = {"k": keys, "v": keys}
+        wide = {
+            name: _wide(by_name.get(name.removesuffix("_dot"), queries)(a))
+            for name, a in x._asdict().items()
+            if a is not None and name != "mask"
+        }
+        for output, value in reference(Inputs(**wide, mask=mask)).items():
             argument = output.removesuffix("_dot").removeprefix("d")
-            if argument == "bias":
-                if dbias is not None:
-                    dbias[_place(dbias.shape, b, heads, sample.rows)] += value
-                    found["dbias"] = [(..., dbias)]
+            if argument == "bias" and x.bias is not None:
+                [(_, total)] = found.setdefault(output, [(..., np.zeros(x.bias.shape))])
+                total[_place(total.shape, b, heads, sample.rows)] += value
                 continue
             index = (b, slice(h, h + 1)) if argument in ("k", "v") else _place(x.q.shape, b, heads, sample.rows)
             found.setdefault(output, []).append((index, value))
@@ -125,18 +143,22 @@ def error(actual: NDArray, parts: Sequence[tuple[Any, NDArray]]) -> float:
     return float(worst / (largest or 1.0))
 
 
-def check(label: str, arrays: Arrays, expected: Expected, outputs: Sequence[str], dtype: str) -> float:
+def check(
+    arrays: Arrays, expected: Expected, outputs: Sequence[str], dtype: str, *, approximate: bool = False
+) -> float:
     """The largest error over the outputs; raises VerificationError where one is missing or beyond the tolerance."""
+    tolerance, what = (
+        (APPROXIMATION[dtype], f"an approximation in {dtype}") if approximate else (TOLERANCE[dtype], dtype)
+    )
     errors: Mapping[str, float] = {
         output: error(value, expected[output]) for output, value in arrays.items() if output in expected
     }
     missing = [output for output in outputs if output not in errors]
     if missing:
-        raise VerificationError(f"{label}: returned no {', '.join(missing)}.")
+        raise VerificationError(f"returned no {', '.join(missing)}. Not timed.")
     for output, value in errors.items():
-        if not value <= TOLERANCE[dtype]:
+        if not value <= tolerance:
             raise VerificationError(
-                f"{label}: {output} is off by {value:.1e} of the largest entry; {dtype} may be off by "
-                f"{TOLERANCE[dtype]:.0e}. Not timed."
+                f"{output} is off by {value:.1e} of the largest entry; {what} may be off by {tolerance:.0e}. Not timed."
             )
     return max(errors.values())
