@@ -2,8 +2,9 @@
 
 from dataclasses import replace
 
-from attngrad.bench import grid, memory, passes, verify
-from attngrad.bench.peers import OURS, OWN_FLOAT32, Ours
+from attngrad.bench import grid, memory, passes, runner, verify
+from attngrad.bench.cases import TANGENTS
+from attngrad.bench.peers import OURS, OWN_BASE, OWN_FLOAT32, Ours
 from attngrad.bench.results import Results, Row
 from attngrad.bench.timing import Timing
 
@@ -17,15 +18,13 @@ def ids(case):
 
 def checked(peer, case, names=None):
     """The largest error of a peer over the passes of a case."""
-    x, sample = case.inputs(), verify.choose(case)
+    sample = verify.choose(case)
     names = names or [name for name in case.passes if peer.refuses(case, name) is None]
-    expected = verify.expect(case, verify.restrict(x, sample, case.n.group), sample, names) if names else {}
-    errors = [0.0]
-    for name in names:
-        ready = peer.prepare(case, name, verify.restrict(x, sample, case.n.group))
-        found = ready.arrays(ready.call())
-        errors.append(verify.check(peer.name, found, expected, passes.PASSES[name].outputs, case.dtype))
-    return max(errors)
+    x = verify.restrict(case.inputs(TANGENTS), sample, case.n.group)
+    expected = verify.expect(case, x, sample, names)
+    return max(
+        (runner.verified(peer, peer.prepare(case, n, x), n, expected[n], case.dtype) for n in names), default=0.0
+    )
 
 
 def spoiled(change):
@@ -54,10 +53,16 @@ def results_of(faster=5.0, **changes):
         limit = peak["float64" if case.dtype == "float64" else "float32"]
         own = 5e-6 if case.group == "overhead" else case.bytes() / 18e9 if row.by_bytes else row.flops / (0.9 * limit)
         times = {OURS: timing_of(own), "torch": timing_of(own * faster), "jax": timing_of(own * 2 * faster)}
-        if case.dtype in ("bfloat16", "float16"):
+        base = passes.PASSES[name].own
+        if base is not None:
+            times[OWN_BASE] = timing_of(own * passes.PASSES[base].cost / passes.PASSES[name].cost)
+        elif case.dtype in ("bfloat16", "float16"):
             times[OWN_FLOAT32] = timing_of(own)
         rows.append(replace(row, times=times, errors=dict.fromkeys(times, 1e-7), notes={"numpy": "too large"}))
-    usage = [memory.Usage(peer, n, 6 * n * 256, n * n * 1e-9) for n in memory.SIZES[1] for peer in (OURS, "torch")]
+    usage = [
+        memory.Usage(peer, n, 6 * n * 256, n * n * 1e-9, work=work)
+        for peer, work, n in runner.Settings(grid.DEFAULT, 2).usages()
+    ]
     machine = {
         "cpu": "Some(R) CPU with a long name @ 2.00GHz",
         "cores": 2,

@@ -7,14 +7,15 @@ from dataclasses import replace
 import pytest
 
 from attngrad.bench import bounds, memory
-from attngrad.bench.peers import OURS
+from attngrad.bench.cases import dims
+from attngrad.bench.peers import OURS, OWN_BASE
 from attngrad.bench.results import Results
 from bench_tools import results_of, spoil, timing_of
 
 
 def test_every_bound_holds_of_a_fast_run_and_is_judged():
     verdicts = bounds.judge(results_of())
-    assert len(verdicts) == len(bounds.BOUNDS) == 18
+    assert len(verdicts) == len(bounds.BOUNDS) == 27
     assert [v.bound.text for v in verdicts if not v.holds] == []
 
 
@@ -27,6 +28,12 @@ def test_every_ratio_bound_is_missed_by_a_slow_run():
         "FMA share, 1,8,2048,64 fwd+bwd",
         "decoding: ratio/0.95 or stream/0.85",
         "16-bit fwd+bwd: over own float32",
+        "jvp: over own fwd",
+        "hvp: over own fwd+bwd",
+        "jvp, one tangent: by its products",
+        "hvp, one tangent: by its products",
+        "hvp memory, n = 32768, in sizes of q",
+        "hvp memory: exponent of n",
         "memory, n = 65536, in sizes of q",
         "one call, 1,1,10,32 fwd",
     }
@@ -43,6 +50,78 @@ def test_decoding_may_lose_five_percent_or_else_reach_the_bandwidth():
     assert holds(faster=0.9, bandwidth=20e9)  # 18 of 20 GB/s
     assert not holds(faster=0.9, bandwidth=30e9)
     assert holds(faster=0.96, bandwidth=30e9)
+
+
+def missed(results):
+    return [v.bound.text for v in bounds.judge(results) if v.holds is False]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "limit"),
+    [
+        ("jvp", "jvp: over own fwd", 3.5),
+        ("hvp", "hvp: over own fwd+bwd", 3.6),
+        ("jvp q_dot", "jvp, one tangent: by its products", 3.5 * 4 / 6),
+        ("jvp v_dot", "jvp, one tangent: by its products", 3.5 * 3 / 6),
+        ("hvp k_dot", "hvp, one tangent: by its products", 3.6 * 14 / 21),
+        ("hvp v_dot", "hvp, one tangent: by its products", 3.6 * 11 / 21),
+    ],
+)
+def test_tangents_are_bound_by_our_own_time_and_one_tangent_by_its_share(name, text, limit):
+    def with_own(times):
+        """All float32 rows of the pass at ``times`` the time of our own pass."""
+        results = results_of()
+        results.rows = [
+            replace(row, times=row.times | {OWN_BASE: timing_of(row.times[OURS].median / times)})
+            if row.name == name and row.case.dtype == "float32"
+            else row
+            for row in results.rows
+        ]
+        return missed(results)
+
+    assert with_own(limit * 0.99) == []
+    assert with_own(limit * 1.01) == [text]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "ratio", "expected"),
+    [
+        ("jvp", "", 3.9, ["jvp, 1,8,1024,64 full and causal"]),
+        ("jvp", "causal", 3.9, ["jvp, 1,8,1024,64 full and causal"]),
+        ("hvp", "causal", 3.1, []),
+        ("hvp", "causal", 2.9, ["hvp, 1,8,1024,64 full and causal"]),
+        ("hvp q_dot", "", 1.1, []),
+        ("hvp q_dot", "", 0.9, ["jvp and hvp: every shape"]),
+    ],
+)
+def test_tangents_are_bound_by_torch(name, kind, ratio, expected):
+    results = results_of()
+    (at,) = [
+        i
+        for i, row in enumerate(results.rows)
+        if (row.name, row.case.kind, row.case.dtype, row.case.n) == (name, kind, "float32", dims(1, 8, 1024, 64))
+    ]
+    row = results.rows[at]
+    results.rows[at] = replace(row, times=row.times | {"torch": timing_of(row.times[OURS].median * ratio)})
+    assert missed(results) == expected
+
+
+def test_our_own_passes_are_no_peers():
+    results = results_of()
+    assert any(OWN_BASE in row.times for row in results.rows)
+    assert results.losses() == []
+    assert {peer for by in results.means().values() for peer in by} == {"torch", "jax"}
+
+
+def test_memory_that_is_not_linear_misses_its_bounds():
+    def hvp(power):
+        return [memory.Usage(OURS, n, int(64 * n**power), 1.0, work="hvp") for n in memory.SIZES["hvp"]]
+
+    assert missed(results_of(memory=hvp(1.0))) == []
+    assert missed(results_of(memory=hvp(1.2))) == ["hvp memory: exponent of n"]
+    assert missed(results_of(memory=[memory.Usage(OURS, 32768, 17 * 32768 * 256, 1.0, work="hvp")])) == [
+        "hvp memory, n = 32768, in sizes of q"
+    ]
 
 
 def test_memory_and_overhead_bounds_are_upper_bounds():

@@ -9,8 +9,10 @@ import pytest
 from attngrad import reference
 from attngrad._options import bind
 from attngrad.bench import grid, memory, peers, runner, verify
-from attngrad.bench.cases import Case, dims
-from attngrad.bench.peers import Ours
+from attngrad.bench.cases import TANGENTS, Case, dims
+from attngrad.bench.numpy_peer import NumPy
+from attngrad.bench.passes import PASSES
+from attngrad.bench.peers import OURS, Ours, OursInAnotherPass
 from attngrad.bench.results import Row, geometric_mean
 from bench_tools import FB, TINY, F, checked, ids
 
@@ -18,7 +20,8 @@ from bench_tools import FB, TINY, F, checked, ids
 @pytest.mark.parametrize("case", TINY, ids=ids)
 def test_attngrad_and_numpy_agree_with_the_reference_on_every_case(case):
     assert checked(Ours(), case) <= verify.TOLERANCE[case.dtype]
-    assert checked(peers.NumPy(), case) <= verify.TOLERANCE[case.dtype]
+    tolerance = verify.APPROXIMATION if PASSES[case.passes[0]].tangents else verify.TOLERANCE
+    assert checked(NumPy(), case) <= tolerance.get(case.dtype, 0.0)
 
 
 @pytest.mark.parametrize("case", [c for c in TINY if c.dtype in ("float32", "float64")], ids=ids)
@@ -27,7 +30,7 @@ def test_torch_agrees_with_the_reference_on_every_case(case):
     assert checked(peers.load("torch", 1), case) <= verify.TOLERANCE[case.dtype]
 
 
-@pytest.mark.parametrize("case", {(c.kind, c.dtype, c.n.t == c.n.s): c for c in TINY}.values(), ids=ids)
+@pytest.mark.parametrize("case", {(c.kind, c.dtype, c.n.t == c.n.s, c.passes): c for c in TINY}.values(), ids=ids)
 def test_jax_agrees_with_the_reference_on_every_kind(case):
     jax = pytest.importorskip("jax")
     before = jax.config.jax_enable_x64
@@ -42,6 +45,44 @@ def test_sixteen_bit_rows_are_held_against_float32_on_the_same_numbers():
     ready = peers.OursInFloat32().prepare(case, F, case.inputs())
     assert ready.call().dtype == np.float32
     assert checked(peers.OursInFloat32(), case) < 1e-6
+
+
+@pytest.mark.parametrize("name", [name for name, one in PASSES.items() if one.own])
+def test_passes_with_tangents_are_held_against_our_own_without(name):
+    case, own = Case("", dims(1, 2, 5, 3)), OursInAnotherPass()
+    assert own.runs(name).name == (F if name.startswith("jvp") else FB)
+    ready = own.prepare(case, name, case.inputs(TANGENTS))
+    assert set(ready.arrays(ready.call())) == set(own.runs(name).outputs)
+    assert checked(own, case, [name]) < 1e-6
+
+
+def test_a_pass_along_one_tangent_gets_that_tangent_alone():
+    seen = {}
+
+    class Seeing(Ours):
+        def __init__(self):
+            super().__init__()
+            self.passes = {name: lambda case, x, name=name: seen.update({name: x}) for name in self.passes}
+
+    case = Case("", dims(1, 2, 5, 3))
+    x = case.inputs(TANGENTS)
+    for name, one in PASSES.items():
+        Seeing().prepare(case, name, x)
+        found = seen.pop(one.method)
+        assert {f"{argument}_dot" for argument in found.given()} == set(one.tangents)
+        assert all(getattr(found, tangent) is getattr(x, tangent) for tangent in one.tangents)
+
+
+def test_tangents_are_drawn_where_they_are_asked_for_and_leave_the_rest_alone():
+    case = Case("", dims(2, 4, 5, 3, key_heads=2, e=7), "bias HTS", "bfloat16")
+    bare, x = case.inputs(), case.inputs(TANGENTS)
+    assert bare.given() == {}
+    for name in ("q", "k", "v", "dout"):
+        own, tangent = getattr(x, name), getattr(x, f"{name}_dot")
+        assert np.array_equal(own, getattr(bare, name))
+        assert (tangent.shape, tangent.dtype) == (own.shape, own.dtype)
+        assert not np.array_equal(tangent, own)
+    assert np.array_equal(x.bias, bare.bias)
 
 
 def test_the_grid_has_what_the_project_promises():
@@ -59,6 +100,11 @@ def test_the_grid_has_what_the_project_promises():
         "head sizes 4,8,512,80 causal forward",
         "float64 1,8,2048,64 causal f64 forward + backward",
         "bfloat16 8,12,128,64 bf16 forward",
+        "jvp and hvp 32,4,10,32 causal hvp",
+        "jvp and hvp 1,8,1024,64 jvp",
+        "jvp and hvp 1,8,1024,64 f64 hvp",
+        "jvp and hvp 4,8,256,64 causal bf16 jvp",
+        "one tangent 1,8,1024,64 causal hvp v_dot",
     ):
         assert wanted in labels
     assert {c.dtype for c, _ in default} == {"float32", "float64", "bfloat16", "float16"}
@@ -75,8 +121,12 @@ def test_only_and_dtype_narrow_the_selection():
     assert all(c.kind == "causal" for c, _ in grid.select(grid.FULL, ["causal"]))
     assert all(name == FB for _, name in grid.select(grid.FULL, ["*+ backward"]))
     assert {c.dtype for c, _ in grid.select(grid.FULL, (), ["float64"])} == {"float64"}
-    assert runner.Settings(1, 1, only=("decoding",)).lengths() == ()
-    assert runner.Settings(1, 1, only=("memory",)).lengths()[-1] == 65536
+    assert runner.Settings(1, 1, only=("decoding",)).usages() == []
+    assert runner.Settings(1, 1, dtypes=("float64",)).usages() == []
+    usages = runner.Settings(1, 1, only=("memory",)).usages()
+    assert {("torch", FB, 65536), (OURS, FB, 65536), (OURS, "hvp", 32768), ("torch", "hvp", 4096)} <= set(usages)
+    assert ("torch", "hvp", 8192) not in usages  # n x n, a dozen times
+    assert {work for _, work, _ in runner.Settings(0, 1, only=("hvp",)).usages()} == {"hvp"}
 
 
 @pytest.mark.parametrize("case", TINY, ids=ids)
@@ -100,6 +150,12 @@ def test_flops_are_the_formulas_of_the_readme():
     assert Case("", dims(2, 3, 5, 7, e=11)).flops() == 2 * 2 * 3 * 5 * 5 * (7 + 11)
     full = Row(Case("", dims(1, 8, n, 64)), FB)
     assert full.flops == 3.5 * 4 * 8 * n * n * 64
+    products = {name: one.cost * 2 for name, one in PASSES.items()}
+    assert products == {
+        F: 2, FB: 7, "jvp": 6, "hvp": 21,
+        "jvp q_dot": 4, "jvp k_dot": 4, "jvp v_dot": 3,
+        "hvp q_dot": 14, "hvp k_dot": 14, "hvp v_dot": 11,
+    }
 
 
 def test_causal_pairs_of_oblong_shapes_end_at_the_last_key():

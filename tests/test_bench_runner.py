@@ -1,12 +1,15 @@
 """The run of the benchmark, with a clock that stands still."""
 
+import re
+
 import pytest
 
 import attngrad
 from attngrad import reference
 from attngrad.bench import passes, peers, probe, quiet, runner, timing
-from attngrad.bench.cases import Case, dims
-from attngrad.bench.peers import OURS, OWN_FLOAT32, Ours, Peer
+from attngrad.bench.cases import TANGENTS, Case, dims
+from attngrad.bench.numpy_peer import NumPy
+from attngrad.bench.peers import OURS, OWN_BASE, OWN_FLOAT32, Ours, Peer
 from attngrad.bench.timing import Budget
 from bench_tools import FB, F, spoiled, timing_of
 
@@ -23,7 +26,7 @@ def run_rows(case, *others):
 
 
 def test_every_contender_of_a_row_is_verified_and_timed(still):
-    rows = run_rows(Case("bfloat16", dims(1, 2, 5, 3), dtype="bfloat16"), peers.NumPy())
+    rows = run_rows(Case("bfloat16", dims(1, 2, 5, 3), dtype="bfloat16"), NumPy())
     assert [row.name for row in rows] == [F, FB]
     for row in rows:
         assert list(row.times) == [OURS, OWN_FLOAT32]
@@ -31,11 +34,56 @@ def test_every_contender_of_a_row_is_verified_and_timed(still):
         assert row.errors[OURS] > row.errors[OWN_FLOAT32]
 
 
-def test_a_row_that_fails_the_verification_is_not_timed(still):
-    bad = spoiled(lambda arrays: {name: array + 1.0 for name, array in arrays.items()})
-    rows = run_rows(Case("sizes", dims(1, 2, 5, 3)), bad)
-    assert all(row.failure is not None and row.failure.startswith("spoiled, 1,2,5,3") for row in rows)
-    assert not any(row.times for row in rows)
+def off_by_one(arrays):
+    return {name: array + 1.0 for name, array in arrays.items()}
+
+
+def test_a_peer_that_fails_the_verification_is_left_out_of_the_row(still):
+    for row in run_rows(Case("sizes", dims(1, 2, 5, 3)), spoiled(off_by_one), NumPy()):
+        assert row.failure is None
+        assert list(row.times) == list(row.errors) == [OURS, "numpy"]
+        assert re.fullmatch(r"out is off by .* of the largest entry; float32 .* Not timed\.", row.notes["spoiled"])
+
+
+@pytest.mark.parametrize(
+    ("contender", "name", "dtype"),
+    [("Ours", F, "float32"), ("OursInFloat32", FB, "bfloat16"), ("OursInAnotherPass", "hvp", "float32")],
+)
+def test_a_row_in_which_attngrad_itself_fails_is_not_timed(contender, name, dtype, still, monkeypatch):
+    before = getattr(runner, contender)
+
+    class Wrong(before):
+        def prepare(self, case, name, x):
+            ready = super().prepare(case, name, x)
+            return ready._replace(arrays=lambda found: off_by_one(ready.arrays(found)))
+
+    monkeypatch.setattr(runner, contender, Wrong)
+    (row,) = run_rows(Case("sizes", dims(1, 2, 5, 3), dtype=dtype, passes=(name,)), NumPy())
+    label = Case("", dims(1, 2, 5, 3), dtype=dtype).label
+    assert row.failure.startswith(f"{before.name}, {label} {name}: ")
+    assert row.times == {}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rows_with_tangents_have_our_own_pass_without_them_beside(dtype, still):
+    rows = run_rows(Case("jvp and hvp", dims(1, 2, 5, 3), dtype=dtype, passes=("jvp", "hvp", "hvp k_dot")), NumPy())
+    numpy = ["numpy"] if dtype == "float32" else []
+    assert [(row.name, list(row.times)) for row in rows] == [
+        (name, [OURS, *numpy, OWN_BASE]) for name in ("jvp", "hvp", "hvp k_dot")
+    ]
+
+
+def test_tangents_take_memory_only_where_a_pass_needs_them(still, monkeypatch):
+    asked, draw = [], Case.inputs
+
+    def inputs(self, tangents=(), seed=0):
+        asked.append(tuple(tangents))
+        return draw(self, tangents, seed)
+
+    monkeypatch.setattr(Case, "inputs", inputs)
+    for names in ((F, FB), ("jvp",), ("jvp", "hvp"), ("jvp v_dot", "hvp k_dot")):
+        run_rows(Case("", dims(1, 1, 4, 2), passes=names))
+    assert asked == [(), TANGENTS[:3], TANGENTS, ("k_dot", "v_dot")]
 
 
 def test_a_new_pass_is_one_entry_and_one_method_a_peer(still, monkeypatch):
@@ -47,18 +95,18 @@ def test_a_new_pass_is_one_entry_and_one_method_a_peer(still, monkeypatch):
     def ours(case, x):
         return peers.Prepared(lambda: attngrad.jvp(x[:3], (None, None, x.v)), lambda f: {"out": f[0], "out_dot": f[1]})
 
-    monkeypatch.setitem(passes.PASSES, "jvp", passes.Pass("jvp", "jvp", 2.5, ("out", "out_dot"), along_v))
+    monkeypatch.setitem(passes.PASSES, "along v", passes.Pass("along v", "v", 2.5, ("out", "out_dot"), along_v))
     before = Ours.__init__
 
     def extended(self):
         before(self)
-        self.passes = {**self.passes, "jvp": ours}
+        self.passes = {**self.passes, "along v": ours}
 
     monkeypatch.setattr(Ours, "__init__", extended)
-    (row,) = run_rows(Case("jvp", dims(1, 2, 5, 3), passes=("jvp",)), peers.NumPy())
+    (row,) = run_rows(Case("new", dims(1, 2, 5, 3), passes=("along v",)), NumPy())
     assert row.failure is None
     assert row.errors[OURS] < 1e-5
-    assert row.notes == {"numpy": "has no jvp"}
+    assert row.notes == {"numpy": "has no along v"}
 
 
 def test_a_disturbed_row_is_timed_again_and_the_quietest_kept(monkeypatch):

@@ -103,7 +103,7 @@ def run_case(
         for peer in fit:
             ready = peer.prepare(case, name, shown)
             try:
-                errors[peer.name] = _verified(peer, ready, name, expected[name], case.dtype)
+                errors[peer.name] = verified(peer, ready, name, expected[name], case.dtype)
             except verify.VerificationError as error:
                 if peer.name in HOUSE:
                     failure = f"{peer.name}, {case.label} {name}: {error}"
@@ -123,7 +123,7 @@ def _held_against(case: Case, name: str) -> list[Peer]:
     return [OursInFloat32()] if case.dtype in ("bfloat16", "float16") else []
 
 
-def _verified(peer: Peer, ready: Prepared, name: str, expected: verify.Expected, dtype: str) -> float:
+def verified(peer: Peer, ready: Prepared, name: str, expected: verify.Expected, dtype: str) -> float:
     """The error of a call; its arrays are gone when this returns."""
     run = peer.runs(name)
     arrays = ready.arrays(ready.call())
