@@ -151,6 +151,13 @@ def test_json_comes_back_as_it_went():
     assert json.dumps(again.to_json(), allow_nan=False) == text
 
 
+def test_json_from_before_there_was_more_than_one_work_is_still_read():
+    found = results_of().to_json()
+    for usage in found["memory"]:
+        del usage["work"]
+    assert {usage.work for usage in Results.from_json(found).memory} == {"forward + backward"}
+
+
 def test_the_json_says_where_with_what_and_how_spread():
     found = results_of().to_json()
     assert found["schema"] == 1

@@ -49,6 +49,12 @@ def test_check_does_not_pass_on_rows_that_were_not_judged_or_not_verified(saved)
     assert invoke("--load", saved(spoil(results_of(), failure="wrong", times={}))).exit_code == 1
 
 
+def test_a_peer_left_out_of_a_row_does_not_fail_the_run(saved):
+    found = invoke("--load", saved(spoil(results_of(), notes={"jax": "dq is off by 8.0e-03. Not timed."})), "--check")
+    assert found.exit_code == 0
+    assert "32,4,10,32 fwd: without jax, dq is off by 8.0e-03. Not timed." in found.output
+
+
 def test_the_command_writes_the_page_from_saved_results(saved, tmp_path):
     target = tmp_path / "page.md"
     assert invoke("--load", saved(results_of()), "--markdown", str(target)).exit_code == 0

@@ -39,6 +39,34 @@ def test_the_report_of_nothing_says_so():
     assert "never on a quiet machine" in text
 
 
+def test_the_report_and_the_page_say_who_was_left_out_and_why():
+    reason = "dq is off by 8.0e-03 of the largest entry; float16 may be off by 6e-03. Not timed."
+    results = spoil(results_of(), notes={"jax": reason})
+    line = f"32,4,10,32 fwd: without jax, {reason}"
+    assert line in " ".join(rendered(results, 80).split())
+    assert f"- {line}\n" in page(results)
+    others = len(results.rows) - 1
+    assert f"- {others} rows, the first 32,4,10,32 fwd+bwd: without numpy, too large\n" in page(results)
+    assert "Left out" not in page(results_of(rows=[]))
+
+
+def test_our_own_passes_stand_beside_and_are_no_losses():
+    text = page(results_of())
+    assert "| case | pass | ms | GF | of peak | torch | jax | own |" in text
+    assert "| 1,8,1024,64 | jvp q | " in text
+    assert "**" not in text
+    (line,) = [line for line in text.splitlines() if line.startswith("| 1,8,1024,64 causal | jvp | ")]
+    assert line.endswith("| 5.00 | 10.00 | 0.33 |")
+
+
+def test_each_work_has_a_table_of_its_memory_with_dashes_for_what_is_not_measured():
+    text = page(results_of())
+    assert "float32, fwd+bwd\n" in text
+    assert "float32, hvp\n" in text
+    assert "\n| 32768 | 50.3 | 6.00 | 1.07 | - | - | - |\n" in text
+    assert "- torch, hvp, grows: memory as n^1.00, time as n^2.00\n" in text
+
+
 def test_losses_name_every_peer_that_is_faster():
     results = spoil(results_of(), times={OURS: timing_of(1.0), "torch": timing_of(0.5), "jax": timing_of(0.9)})
     assert [peer for _, peer in results.losses()] == ["torch", "jax"]

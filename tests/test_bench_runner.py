@@ -6,7 +6,7 @@ import pytest
 
 import attngrad
 from attngrad import reference
-from attngrad.bench import passes, peers, probe, quiet, runner, timing
+from attngrad.bench import memory, passes, peers, probe, quiet, runner, timing
 from attngrad.bench.cases import TANGENTS, Case, dims
 from attngrad.bench.numpy_peer import NumPy
 from attngrad.bench.peers import OURS, OWN_BASE, OWN_FLOAT32, Ours, Peer
@@ -142,6 +142,35 @@ def test_the_quartiles_of_samples():
     t = timing.summarise([4.0, 1.0, 3.0, 2.0, 5.0], 3)
     assert (t.lower, t.median, t.upper, t.best, t.samples, t.loops) == (2.0, 3.0, 4.0, 1.0, 5, 3)
     assert t.spread == pytest.approx(2 / 3)
+
+
+def test_a_peer_whose_memory_cannot_be_measured_is_a_remark_and_attngrad_an_error(monkeypatch):
+    def measure(name, n, threads, work):
+        if name == guilty:
+            raise RuntimeError(f"bench: {name} at n = {n} was killed")
+        return memory.Usage(name, n, 1, 1.0, work=work)
+
+    monkeypatch.setattr(memory, "measure", measure)
+    monkeypatch.setattr(runner.Patience, "wait", lambda self: True)
+    for peak in ("measure", "measure_bandwidth"):
+        monkeypatch.setattr(timing.Peaks, peak, lambda self: None)
+    monkeypatch.setattr(runner, "find_peers", lambda settings: ([peers.load("torch", 1)], []))
+    settings = runner.Settings(0, attngrad.get_num_threads(), only=("memory hvp",))
+    guilty = "torch"
+    results = runner.run(settings, lambda text, step: None)
+    assert [(u.peer, u.n, u.work) for u in results.memory] == [(OURS, n, "hvp") for n in memory.QUICK_SIZES]
+    assert results.remarks == [f"bench: torch at n = {n} was killed" for n in memory.QUICK_SIZES]
+    guilty = OURS
+    with pytest.raises(RuntimeError, match="attngrad at n = 2048 was killed"):
+        runner.run(settings, lambda text, step: None)
+
+
+@pytest.mark.parametrize("work", list(memory.SIZES))
+def test_the_memory_of_every_work_is_measured_in_a_process_of_its_own(work):
+    usage = memory.measure(OURS, 512, 1, work)
+    assert (usage.peer, usage.n, usage.work) == (OURS, 512, work)
+    assert 0 <= usage.bytes < 512 * 512 * 4 * 100
+    assert usage.seconds > 0
 
 
 def test_a_missing_peer_is_left_out_with_a_remark_that_names_the_extra(monkeypatch):

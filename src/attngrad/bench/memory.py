@@ -28,8 +28,8 @@ QUICK_SIZES = (2048, 4096, 8192)
 SIZES = {BACKWARD: (4096, 8192, 16384, 32768, 65536), HVP: (2048, 4096, 8192, 16384, 32768)}
 """The works, and the lengths of each; QUICK_SIZES at the quick level."""
 
-MOST_OF_PEERS = {HVP: 4096}
-"""The largest length that a peer is asked for: torch's HVP holds a dozen matrices of n x n and more."""
+MOST_OF_PEERS = {HVP: 8192}
+"""The largest length that a peer is asked for: torch's HVP holds ten matrices of n x n, 2.8 GB at this length."""
 
 
 @dataclass(frozen=True)

@@ -185,10 +185,18 @@ def _measure(settings: Settings, peers: list[Peer], peaks: Peaks, results: Resul
             results.rows.append(row)
             tell(_line(row), 1)
     for name, work, n in settings.usages():
-        if name in (OURS, *(peer.name for peer in peers)):
-            tell(f"memory: {name}, {work}, n = {n}", 0)
-            results.memory.append(memory.measure(name, n, settings.threads, work))
-            tell(f"memory: {name}, {work}, n = {n}: {results.memory[-1].multiple:.1f} x the size of q", 1)
+        if name not in (OURS, *(peer.name for peer in peers)):
+            continue
+        tell(f"memory: {name}, {work}, n = {n}", 0)
+        try:
+            usage = memory.measure(name, n, settings.threads, work)
+        except RuntimeError as error:
+            if name == OURS:
+                raise
+            results.remarks.append(str(error))  # a peer that runs out of memory, say
+            continue
+        results.memory.append(usage)
+        tell(f"memory: {name}, {work}, n = {n}: {usage.multiple:.1f} x the size of q", 1)
     tell("peak and bandwidth, again", 0)
     patience.wait()
     peaks.measure()
