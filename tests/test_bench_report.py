@@ -1,6 +1,7 @@
 """The report of the benchmark: terminal, page, plots."""
 
 import io
+import json
 from dataclasses import replace
 
 import pytest
@@ -8,7 +9,9 @@ from rich.console import Console
 
 from attngrad.bench import grid, report
 from attngrad.bench.markdown import page
+from attngrad.bench.passes import PASSES
 from attngrad.bench.peers import OURS
+from attngrad.bench.results import Results
 from bench_tools import results_of, spoil, timing_of
 
 
@@ -90,3 +93,21 @@ def test_the_plots_are_drawn_of_whatever_there_is(tmp_path):
     assert [path.name for path in draw(results, tmp_path)] == ["throughput.png", "ratios.png", "growth.png"]
     assert all(path.stat().st_size > 10_000 for path in tmp_path.iterdir())
     assert draw(results_of(rows=[], memory=[]), tmp_path) == []
+
+
+def test_no_two_bars_of_a_plot_stand_in_one_place_whether_run_or_loaded():
+    from attngrad.bench.plots import _below, _places
+
+    results = results_of()
+    for found in (results, Results.from_json(json.loads(json.dumps(results.to_json())))):
+        rows = [row for row in found.rows if PASSES[row.name].whole is None]
+        places = _places(rows)
+        at = [places[row.case.group, row.case.label] + 0.42 * _below(rows, row) for row in rows]
+        assert len(set(at)) == len(at)
+
+
+def test_the_line_of_a_plot_has_one_point_a_length_the_largest():
+    from attngrad.bench.plots import _largest
+
+    rows = [row for row in results_of().rows if row.name == "hvp" and row.case.label in ("1,1,10,32", "32,4,10,32")]
+    assert [row.case.label for row in _largest(rows[::-1])] == ["32,4,10,32"]

@@ -15,7 +15,7 @@ DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 
 @click.command(name="bench")
-@click.option("--quick", "level", flag_value=0, type=int, help="A selection, in about a minute.")
+@click.option("--quick", "level", flag_value=0, type=int, help="A selection, in two or three minutes.")
 @click.option("--full", "level", flag_value=2, type=int, help="More shapes, and more samples of each.")
 @click.option(
     "--only", multiple=True, metavar="PATTERN", help='Rows whose "group case pass" has this text, or matches *.'
@@ -44,8 +44,8 @@ def command(
 ) -> None:
     """Time attngrad beside torch, jax and NumPy, in one process, call by call.
 
-    Every row is verified against the reference first. The whole takes about eight minutes on two cores; leave the
-    machine alone meanwhile. Units and FLOP formulas: benchmarks/README.md.
+    Every row is verified against the reference first. The whole takes about a quarter of an hour on two cores; leave
+    the machine alone meanwhile. Units and FLOP formulas: benchmarks/README.md.
     """
     names = tuple(name.strip() for name in peers.split(",") if name.strip())
     unknown = set(names) - set(PEERS.split(","))

@@ -137,9 +137,7 @@ def ratios(plt: Any, results: Results, path: Path) -> Path | None:
     thick = 0.42
     for row in rows:
         value, (ours, theirs) = row.ratio("torch"), BARS[names.index(row.name) % len(BARS)]
-        line = places[row.case.group, row.case.label]
-        above = [r.name for r in rows if r.case == row.case].index(row.name)
-        at = line + (above + 0.5) * thick - 0.42
+        at = places[row.case.group, row.case.label] + _below(rows, row) * thick
         alpha = 0.3 if row.disturbed else 1.0
         ax.barh(at, value - 1.0, left=1.0, height=thick, color=theirs if value < 1.0 else ours, alpha=alpha)
         side = {"ha": "right", "x": value / 1.02} if value < 1.0 else {"ha": "left", "x": value * 1.02}
@@ -161,8 +159,22 @@ def ratios(plt: Any, results: Results, path: Path) -> Path | None:
     ax.set_xlabel("time of torch over time of attngrad, B,H,T,D as in the tables")
     colours = [(name, ours) for name, (ours, _) in zip(names, BARS, strict=False)] + [("torch is faster", BARS[0][1])]
     handles = [plt.Rectangle((0, 0), 1, 1, color=colour) for _, colour in colours]
-    ax.legend(handles, [name for name, _ in colours], frameon=False, fontsize=8, loc="lower right")
+    ax.legend(
+        handles,
+        [name for name, _ in colours],
+        frameon=False,
+        fontsize=8,
+        loc="lower left",
+        bbox_to_anchor=(0, 1),
+        ncols=5,
+    )
     return _save(figure, results, path, "How much faster than torch", "pale" * any(row.disturbed for row in rows))
+
+
+def _below(rows: Sequence[Row], row: Row) -> float:
+    """How many bars below the middle of its case the bar of ``row`` stands."""
+    names = [r.name for r in rows if (r.case.group, r.case.label) == (row.case.group, row.case.label)]
+    return names.index(row.name) - (len(names) - 1) / 2
 
 
 def _places(rows: Sequence[Row]) -> dict[tuple[str, str], float]:
