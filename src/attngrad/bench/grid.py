@@ -27,7 +27,7 @@ TITLES = {
     "bfloat16": "bfloat16 (f32: attngrad in float32, interleaved)",
     "float16": "float16 (f32: attngrad in float32, interleaved)",
     "overhead": "Overhead of a call",
-    "jvp and hvp": "JVP and HVP, all tangents given (own: our fwd, for hvp fwd+bwd; NumPy: approximate)",
+    "jvp and hvp": "JVP and HVP, all tangents given (own: our fwd, for hvp fwd+bwd; NumPy approximates by differences)",
     "one tangent": "JVP and HVP along q_dot, k_dot or v_dot alone (own and NumPy as above)",
 }
 """The groups, in the order in which they run."""
