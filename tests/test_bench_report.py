@@ -70,6 +70,15 @@ def test_each_work_has_a_table_of_its_memory_with_dashes_for_what_is_not_measure
     assert "- torch, hvp, grows: memory as n^1.00, time as n^2.00\n" in text
 
 
+def test_there_is_no_table_of_means_where_every_row_is_disturbed():
+    results = results_of()
+    results.rows = [replace(row, others=1.0) for row in results.rows]
+    assert "Geometric means" not in rendered(results, 80)
+    assert "Geometric means" not in page(results)
+    assert "Geometric means" in rendered(results_of(), 80)
+    assert "Geometric means" in page(results_of())
+
+
 def test_losses_name_every_peer_that_is_faster():
     results = spoil(results_of(), times={OURS: timing_of(1.0), "torch": timing_of(0.5), "jax": timing_of(0.9)})
     assert [peer for _, peer in results.losses()] == ["torch", "jax"]

@@ -79,10 +79,9 @@ def page(results: Results, images: Sequence[str] = ()) -> str:
         lines += [*(f"- {line}" for line in growth(results)), ""]
     means = results.means()
     peers = list(dict.fromkeys(peer for by in means.values() for peer in by))
-    lines += ["## Geometric means of the ratios", ""]
-    lines += table(
-        ["rows", *peers], [[key, *(_ratio(by.get(p, math.nan)) for p in peers)] for key, by in means.items()]
-    )
+    if means:
+        body = [[key, *(_ratio(by.get(p, math.nan)) for p in peers)] for key, by in means.items()]
+        lines += ["## Geometric means of the ratios", "", *table(["rows", *peers], body)]
     lines += ["## What must hold", "", "Ratios to torch unless said; means are geometric.", ""]
     words = {True: "holds", False: "**missed**", None: "not run"}
     verdicts = [

@@ -75,13 +75,15 @@ def render(results: Results, console: Console) -> None:
             console.print(memory_table(results, work))
         for line in growth(results):
             console.print(line, highlight=False)
-    if results.timed:
+    if results.means():
         console.print()
         console.print(means_table(results))
     console.print()
     console.print(bounds_table(judge(results)))
     _print_losses(results, console)
-    for line in left_out(results):
+    if absent := left_out(results):
+        console.print("Left out:")
+    for line in absent:
         console.print(Text(f"  {line}"))
     if results.disturbed:
         console.print(Text(disturbance(results), style="bold yellow"))
