@@ -24,6 +24,8 @@ _HOME = {
     "softmax_jacobian": "_attention",
     "segments_from_lengths": "_attention",
     "dropout_mask": "_attention",
+    "FormulaReport": "auditor.formulas",
+    "audit_formula": "auditor.formulas",
     "Gradients": "_options",
     "Options": "_options",
     "Operands": "_options",
@@ -34,6 +36,7 @@ _HOME = {
 _MODULES = ("errata", "layers", "optim", "reference", "testing")
 
 __all__ = [
+    "FormulaReport",
     "Gradients",
     "MultiHeadAttention",
     "Operands",
@@ -41,6 +44,7 @@ __all__ = [
     "__version__",
     "attention",
     "attention_weights",
+    "audit_formula",
     "dropout_mask",
     "errata",
     "get_num_threads",
@@ -72,6 +76,7 @@ if TYPE_CHECKING:
     )
     from attngrad._options import Gradients, Operands, Options
     from attngrad._threads import get_num_threads, set_num_threads
+    from attngrad.auditor.formulas import FormulaReport, audit_formula
     from attngrad.layers import MultiHeadAttention
 
 

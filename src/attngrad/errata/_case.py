@@ -1,172 +1,49 @@
-"""What the claims are judged on: random inputs of awkward sizes, and the derivatives there by the complex step.
+"""What the claims are judged on beside one head: the layer of the NumPy code, and that of the trace derivation.
 
-Every truth is Im f(x + i h e) / h of a forward pass, exact to rounding: no formula for a derivative is used to judge
-another. Letters: T queries, S keys, D features of q and k, E of v, B batch, H heads, M features of the layer.
+One head, the complex step and the sizes are those of ``attngrad.auditor.formulas.case``. Letters: T queries, S keys, D
+features of q and k, E of v, B batch, H heads, M features of the layer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from attngrad import reference
 from attngrad._forms import block_diagonal, reciprocal, selector
 from attngrad._options import Array
+from attngrad.auditor.formulas.case import (
+    AWKWARD,
+    SQUARE,
+    Head,
+    Projected,
+    Sizes,
+    along,
+    attend,
+    complex_step,
+    rowsum,
+    softmax,
+    t,
+)
 
-Function = Callable[[Array], Array]
+__all__ = [
+    "AWKWARD",
+    "SQUARE",
+    "Blocks",
+    "Head",
+    "Layer",
+    "Projected",
+    "Sizes",
+    "along",
+    "attend",
+    "complex_step",
+    "rowsum",
+    "softmax",
+    "t",
+]
 
-STEP = 1e-30
 DIRECTIONS = 4
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """The sizes of a case; ``depth`` is the width of one head where the heads share M."""
-
-    batch: int
-    heads: int
-    queries: int
-    keys: int
-    model: int
-    width: int
-    value_width: int
-
-    @property
-    def depth(self) -> int:
-        """M / H."""
-        return self.model // self.heads
-
-
-AWKWARD = Sizes(batch=2, heads=3, queries=5, keys=7, model=6, width=3, value_width=4)
-"""No two sizes that a formula might confuse are equal."""
-
-SQUARE = Sizes(batch=4, heads=2, queries=4, keys=4, model=4, width=4, value_width=4)
-"""Every matrix is square: what evaluates nowhere else may evaluate here."""
-
-
-# --- the complex step ------------------------------------------------------------------------------------------------
-
-
-def complex_step(f: Function, x: Array) -> Array:
-    """df/dx = Im f(x + i h e_a) / h for every entry a, of shape ``f(x).shape + x.shape``."""
-    columns = []
-    for a in range(x.size):
-        moved = x.reshape(-1).astype(complex)
-        moved[a] += 1j * STEP
-        columns.append(np.imag(f(moved.reshape(x.shape))) / STEP)
-    return np.stack(columns, axis=-1).reshape(*columns[0].shape, *x.shape)
-
-
-def along(f: Callable[..., Array], *moves: tuple[Array, Array]) -> Array:
-    """The derivative of f along (x_dot, ...): Im f(x + i h x_dot, ...) / h for moves (x, x_dot)."""
-    return np.imag(f(*(x + 1j * STEP * x_dot for x, x_dot in moves))) / STEP
-
-
-def softmax(x: Array) -> Array:
-    """Softmax over the last axis, analytic in x."""
-    e = np.exp(x - np.max(x.real, axis=-1, keepdims=True))
-    return e / np.sum(e, axis=-1, keepdims=True)
-
-
-def attend(q: Array, k: Array, v: Array, scale: float | None = None, bias: Array | None = None) -> Array:
-    """``reference.attention``, in complex128 where any input is."""
-    given = [q, k, v] if bias is None else [q, k, v, bias]
-    dtype = np.result_type(*given)
-    q, k, v = (x.astype(dtype) for x in (q, k, v))
-    return reference.attention(q, k, v, scale=scale, bias=None if bias is None else bias.astype(dtype))
-
-
-def t(x: Array) -> Array:
-    """x^T over the last two axes."""
-    return np.swapaxes(x, -1, -2)
-
-
-def rowsum(x: Array) -> Array:
-    """The sum over the last axis, kept."""
-    return np.sum(x, axis=-1, keepdims=True)
-
-
-# --- one head, or a stack of them ------------------------------------------------------------------------------------
-
-
-class Head:
-    """q ``(..., T, D)``, k ``(..., S, D)``, v ``(..., S, E)``, dout ``(..., T, E)``: the derivatives of <dout, out>."""
-
-    def __init__(self, q: Array, k: Array, v: Array, dout: Array, scale: float, rng: np.random.Generator) -> None:
-        self.q, self.k, self.v, self.dout, self.scale = q, k, v, dout, scale
-        self.q_dot, self.k_dot, self.v_dot = (rng.standard_normal(x.shape) for x in (q, k, v))
-
-    @classmethod
-    def random(cls, n: Sizes, rng: np.random.Generator, scale: float | None = None) -> Head:
-        """One head, scale 1/sqrt(D)."""
-        shapes = (
-            (n.queries, n.width),
-            (n.keys, n.width),
-            (n.keys, n.value_width),
-            (n.queries, n.value_width),
-        )
-        q, k, v, dout = (rng.standard_normal(shape) for shape in shapes)
-        return cls(q, k, v, dout, n.width**-0.5 if scale is None else scale, rng)
-
-    @classmethod
-    def unit(cls, n: Sizes, rng: np.random.Generator) -> Head:
-        """One head, scale 1."""
-        return cls.random(n, rng, scale=1.0)
-
-    @cached_property
-    def s(self) -> Array:
-        """The scores, scale q k^T."""
-        return self.scale * self.q @ t(self.k)
-
-    @cached_property
-    def a(self) -> Array:
-        """The weights, softmax of the scores."""
-        return reference.attention_weights(self.q, self.k, scale=self.scale)
-
-    def out(self, q: Array | None = None, k: Array | None = None, v: Array | None = None) -> Array:
-        """The output, with any of q, k, v replaced."""
-        q, k, v = (own if x is None else x for own, x in zip((self.q, self.k, self.v), (q, k, v), strict=True))
-        return attend(q, k, v, self.scale)
-
-    def loss(self, out: Array) -> Array:
-        """<dout, out>."""
-        return np.sum(self.dout * out)
-
-    @cached_property
-    def dq(self) -> Array:
-        """True dL/dQ."""
-        return complex_step(lambda q: self.loss(self.out(q=q)), self.q)
-
-    @cached_property
-    def dk(self) -> Array:
-        """True dL/dK."""
-        return complex_step(lambda k: self.loss(self.out(k=k)), self.k)
-
-    @cached_property
-    def dv(self) -> Array:
-        """True dL/dV."""
-        return complex_step(lambda v: self.loss(self.out(v=v)), self.v)
-
-    @cached_property
-    def da(self) -> Array:
-        """True dL/dA, at O = A V."""
-        return complex_step(lambda a: self.loss(a @ self.v), self.a)
-
-    @cached_property
-    def ds(self) -> Array:
-        """True dL/dS: the derivative along an addition to the scaled product."""
-        zero = np.zeros_like(self.a)
-        return complex_step(lambda b: self.loss(attend(self.q, self.k, self.v, self.scale, b)), zero)
-
-    @cached_property
-    def jacobian(self) -> Array:
-        """True dA_ij/dS_ik, ``(..., T, S, S)``; the softmax acts row by row."""
-        n = self.a.shape[-1]
-        rows = [complex_step(softmax, row) for row in self.s.reshape(-1, n)]
-        return np.stack(rows).reshape(*self.s.shape, n)
 
 
 # --- the layer of the NumPy code -------------------------------------------------------------------------------------

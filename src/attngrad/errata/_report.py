@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from attngrad.errata._claim import TOLERANCE, Result, figure
-from attngrad.explain.marks import mark
+from attngrad.explain.marks import mark, print_hanging
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.text import Text
 
 DOCUMENTS = {
     "000": "note on dQ and dK",
@@ -81,7 +80,7 @@ def render(results: Sequence[Result], console: Console) -> None:
     from rich.rule import Rule
     from rich.text import Text
 
-    _print_hanging(Text(), Text(LEGEND, style="dim"), console)
+    print_hanging(Text(), Text(LEGEND, style="dim"), console)
     for key, title in DOCUMENTS.items():
         of_document = [r for r in results if r.entry.document == key]
         if not of_document:
@@ -93,7 +92,7 @@ def render(results: Sequence[Result], console: Console) -> None:
         if heading.cell_len + 2 <= console.width:
             console.print(Rule(heading, align="left", style="dim"))
         else:  # a rule would cut it
-            _print_hanging(Text(), heading, console)
+            print_hanging(Text(), heading, console)
         apart = True
         for result in of_document:
             if apart or not result.holds:
@@ -101,7 +100,7 @@ def render(results: Sequence[Result], console: Console) -> None:
             _print_block(result, console)
             apart = not result.holds
     console.print()
-    _print_hanging(Text(), Text(summary(results), style="bold"), console)
+    print_hanging(Text(), Text(summary(results), style="bold"), console)
 
 
 def _print_block(r: Result, console: Console) -> None:
@@ -111,13 +110,13 @@ def _print_block(r: Result, console: Console) -> None:
     colour = "green" if r.holds else "red"
     head = Text.assemble(mark(console, r.holds), " ", (f"{r.entry.id:<8}", colour))
     indent = " " * head.cell_len
-    _print_hanging(head, Text.assemble((r.entry.title, "bold"), (f"  ({r.entry.where})", "dim")), console)
+    print_hanging(head, Text.assemble((r.entry.title, "bold"), (f"  ({r.entry.where})", "dim")), console)
 
     def line(label: str, text: str, error: float | None = None) -> None:
         body = Text(text)
         if error is not None:
             body.append(f"  [{figure(error)}]", style=colour if label == "says" else "green")
-        _print_hanging(Text.assemble(indent, (f"{label:<9}", "dim")), body, console)
+        print_hanging(Text.assemble(indent, (f"{label:<9}", "dim")), body, console)
 
     line("says", r.entry.says, r.error)
     if r.evidence:
@@ -127,13 +126,3 @@ def _print_block(r: Result, console: Console) -> None:
     if not r.holds:
         line("wrong", r.entry.wrong)
         line("correct", r.entry.correct, r.corrected_error)
-
-
-def _print_hanging(prefix: Text, body: Text, console: Console) -> None:
-    """``prefix`` once, and ``body`` beside it, wrapped to the width that is left; no trailing blanks."""
-    from rich.text import Text
-
-    width = max(console.width - prefix.cell_len, 1)
-    for i, text in enumerate(body.wrap(console, width)):
-        text.rstrip()
-        console.print(Text.assemble(prefix if i == 0 else " " * prefix.cell_len, text))

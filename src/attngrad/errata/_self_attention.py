@@ -2,45 +2,12 @@
 
 from __future__ import annotations
 
-from functools import cached_property
-
 import numpy as np
 
 from attngrad._options import Array
-from attngrad.errata._case import Head, Sizes, attend, complex_step, rowsum, softmax, t
+from attngrad.errata._case import Head, Projected, complex_step, rowsum, softmax, t
 from attngrad.errata._claim import Claim, Entry, Reading, entry, figure, relative_error
 from attngrad.errata._note import BEFORE_SCALE, scaled_softmax
-
-
-class Projected(Head):
-    """One head of self-attention: q, k, v are x w_q, x w_k, x w_v, so that T = S."""
-
-    def __init__(self, n: Sizes, rng: np.random.Generator) -> None:
-        self.x = rng.standard_normal((n.queries, n.model))
-        self.w_q, self.w_k = rng.standard_normal((2, n.model, n.width))
-        self.w_v = rng.standard_normal((n.model, n.value_width))
-        dout = rng.standard_normal((n.queries, n.value_width))
-        super().__init__(self.x @ self.w_q, self.x @ self.w_k, self.x @ self.w_v, dout, n.width**-0.5, rng)
-
-    def of(self, x: Array, w_q: Array, w_k: Array, w_v: Array) -> Array:
-        """The loss as a function of the input and the weights."""
-        return self.loss(attend(x @ w_q, x @ w_k, x @ w_v, self.scale))
-
-    @cached_property
-    def d_weights(self) -> tuple[Array, Array, Array]:
-        """True gradients at w_q, w_k, w_v."""
-        x, w_q, w_k, w_v = self.x, self.w_q, self.w_k, self.w_v
-        return (
-            complex_step(lambda w: self.of(x, w, w_k, w_v), w_q),
-            complex_step(lambda w: self.of(x, w_q, w, w_v), w_k),
-            complex_step(lambda w: self.of(x, w_q, w_k, w), w_v),
-        )
-
-    @cached_property
-    def d_x(self) -> Array:
-        """True gradient at x."""
-        return complex_step(lambda x: self.of(x, self.w_q, self.w_k, self.w_v), self.x)
-
 
 # --- the gradient at the scores, as the document prints it -----------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""What every report shares: the mark of what holds and of what does not, in characters that the terminal has."""
+"""What every report shares: marks in characters that the terminal has, and text that hangs beside its label."""
 
 from __future__ import annotations
 
@@ -15,3 +15,13 @@ def mark(console: Console, holds: bool) -> Text:
 
     good, bad = ("ok", "XX") if console.options.ascii_only else ("✓", "✗")
     return Text(good, "bold green") if holds else Text(bad, "bold red")
+
+
+def print_hanging(prefix: Text, body: Text, console: Console) -> None:
+    """``prefix`` once, and ``body`` beside it, wrapped to the width that is left; no trailing blanks."""
+    from rich.text import Text
+
+    width = max(console.width - prefix.cell_len, 1)
+    for i, text in enumerate(body.wrap(console, width)):
+        text.rstrip()
+        console.print(Text.assemble(prefix if i == 0 else " " * prefix.cell_len, text))

@@ -1,0 +1,1 @@
+"""The auditor: is this attention gradient right, and if not, what is the mistake?"""

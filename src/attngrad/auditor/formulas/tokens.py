@@ -1,0 +1,107 @@
+r"""Text into tokens, plain or LaTeX; and the one error that a text can raise.
+
+Marks that only place things (``\left``, ``&``, ``\,``, ``$``) leave no token. Every token knows where it stood, so
+that an error can point at it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+MAX_LENGTH = 2000
+"""Characters of a formula; the longest line of the documents has 400."""
+
+
+class FormulaError(ValueError):
+    """A text that is no formula of this language: what is wrong, and a caret under the place.
+
+    >>> print(FormulaError("unknown name 'dP2'. Did you mean dP?", "dS = dP2 * A", 5))
+    audit_formula: unknown name 'dP2'. Did you mean dP?
+        dS = dP2 * A
+             ^
+    """
+
+    WINDOW = 60
+
+    def __init__(self, message: str, text: str, position: int) -> None:
+        self.message, self.text, self.position = message, text, position
+        # Long texts are cut to a window; what cannot be printed on one line is shown as a question mark.
+        start = max(0, position - self.WINDOW)
+        shown = "".join(c if c.isprintable() else "?" for c in text[start : position + self.WINDOW])
+        head = "..." * (start > 0)
+        caret = " " * (4 + len(head) + position - start) + "^"
+        super().__init__(f"audit_formula: {message}\n    {head}{shown}\n{caret}")
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A piece of the text: ``kind`` is number, name, command, symbol or end."""
+
+    kind: str
+    text: str
+    position: int
+
+
+_PATTERN = re.compile(
+    r"""
+    (?P<space>\s+)
+  | (?P<number>(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)
+  | (?P<name>[A-Za-z][A-Za-z0-9]*)
+  | (?P<command>\\(?:[A-Za-z]+|[^A-Za-z]))
+  | (?P<symbol>\*\*|[@*+\-/=()\[\]{},;^_.&~$])
+    """,
+    re.VERBOSE,
+)
+
+_UNICODE = {
+    "\N{MINUS SIGN}": ("symbol", "-"),
+    "·": ("command", r"\cdot"),
+    "⋅": ("command", r"\cdot"),
+    "∘": ("command", r"\circ"),
+    "⊙": ("command", r"\odot"),
+    "∂": ("command", r"\partial"),
+    "∑": ("command", r"\sum"),
+    "√": ("command", r"\sqrt"),
+    "\N{GREEK SMALL LETTER SIGMA}": ("command", r"\sigma"),
+    "\N{GREEK SMALL LETTER GAMMA}": ("command", r"\gamma"),
+    "δ": ("command", r"\delta"),
+    "Λ": ("command", r"\Lambda"),
+    "Ω": ("command", r"\Omega"),
+    "≡": ("command", r"\equiv"),
+}
+
+_PLACING = {
+    *("&", "~", "$", r"\,", r"\;", r"\:", r"\!", "\\ ", "\\\n", r"\(", r"\)", r"\[", r"\]"),
+    *(r"\left", r"\right", r"\big", r"\Big", r"\bigg", r"\Bigg", r"\bigl", r"\bigr", r"\Bigl", r"\Bigr"),
+    *(r"\quad", r"\qquad", r"\displaystyle", r"\limits", r"\nonumber"),
+}
+
+
+def tokenize(text: str) -> list[Token]:
+    r"""The tokens of ``text``, an ``end`` last; a FormulaError where a character belongs to none.
+
+    >>> [t.text for t in tokenize(r"\frac{1}{2} Q.T")]
+    ['\\frac', '{', '1', '}', '{', '2', '}', 'Q', '.', 'T', '']
+    """
+    if len(text) > MAX_LENGTH:
+        raise FormulaError(f"the formula must have at most {MAX_LENGTH} characters; got {len(text)}.", text, MAX_LENGTH)
+    tokens: list[Token] = []
+    i = 0
+    while i < len(text):
+        found = _PATTERN.match(text, i)
+        if found is None:
+            if text[i] == "ᵀ":
+                tokens += [Token("symbol", "^", i), Token("name", "T", i)]
+            elif text[i] in _UNICODE:
+                tokens.append(Token(*_UNICODE[text[i]], i))
+            else:
+                raise FormulaError(f"the character {text[i]!r} has no meaning here.", text, i)
+            i += 1
+            continue
+        kind, piece = found.lastgroup or "", found.group()
+        if kind != "space" and piece not in _PLACING:
+            tokens.append(Token(kind, piece, i))
+        i = found.end()
+    tokens.append(Token("end", "", len(text)))
+    return tokens
