@@ -151,5 +151,4 @@ def sides(equation: Equation, values: Values) -> tuple[Array, ...]:
     """
     shapes = infer(equation, dims_from(values))
     run = _Evaluation(shapes, values)
-    with np.errstate(all="ignore"):
-        return tuple(np.broadcast_arrays(*(run.visit(side) for side in equation.sides)))
+    return tuple(np.broadcast_arrays(*(run.visit(side) for side in equation.sides)))

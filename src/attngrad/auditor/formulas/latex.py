@@ -18,6 +18,7 @@ _ALPHABETS = {
         *("operatorname", "boldsymbol", "bm"),
     )
 }
+_LOSS_ALPHABETS = {r"\mathcal", r"\mathscr"}
 _FRACTIONS = {r"\frac", r"\dfrac", r"\tfrac"}
 _TANGENTS = {r"\tilde", r"\dot"}
 _STOPS = {r"\\", r"\in", r"\equiv", r"\end", r"\begin", r"\odot", r"\circ", r"\cdot", r"\}", r"\times"}
@@ -66,12 +67,14 @@ class Latex(Cursor):
         if token.text in _TANGENTS:
             of = self.braced_symbol()
             return self.known(f"{of.name}_dot", of.indices, token)
+        if token.text in _LOSS_ALPHABETS:
+            raise self.fault("the loss has no value here, only derivatives; write L for the log-sum-exp.", token)
         if token.text in _ALPHABETS:
             return self.named(Token("name", self.braced_word(), token.position))
         word = token.text[1:]
         if symbols.canonical(word) or symbols.function(word) or word in {"Attn", "softmax"}:
             return self.named(Token("name", word, token.position))
-        raise self.fault(f"unknown command {token.text!r}. {symbols.suggestion(word)}", token)
+        raise self.fault(f"{token.text} is no part of the language here. {symbols.suggestion(word)}", token)
 
     def fraction(self, token: Token) -> Expression:
         r"""\frac{a}{b}: a derivative where differentials stand in it, else a quotient."""
@@ -129,7 +132,7 @@ class Latex(Cursor):
     def quantity(self) -> str | Symbol:
         """What is differentiated, or at what: "L" for the loss, else a symbol; the scaled product is S."""
         token = self.here
-        if token.text in {r"\mathcal", r"\mathscr"}:
+        if token.text in _LOSS_ALPHABETS:
             self.take()
             return self.loss(Token("name", self.braced_word(), token.position))
         if token.kind == "name" and token.text in symbols.LOSSES:
@@ -230,7 +233,7 @@ class Latex(Cursor):
 
     def expect_loss(self) -> None:
         r"""Pass over the L of d_Q L, however it is written."""
-        if self.here.text in {r"\mathcal", r"\mathscr"}:
+        if self.here.text in _LOSS_ALPHABETS:
             self.quantity()
         else:
             token = self.take()
@@ -252,7 +255,8 @@ class Latex(Cursor):
                 self.put_back(Token("symbol", "^", which.position), Token("name", "T", which.position))
             else:
                 self.i -= 2
-        return Symbol(f"{word}_{which.text}", position=token.position)
+        indices = self.letters(self.subscript(), token) if not transposed and self.passes("_") else ()
+        return self.known(f"{word}_{which.text}", indices, token)
 
     def script_is(self, wanted: set[str]) -> bool:
         """Pass over one of these, bare or in braces, if it is next."""

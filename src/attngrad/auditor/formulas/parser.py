@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from attngrad.auditor.formulas import symbols
 from attngrad.auditor.formulas.latex import Latex
-from attngrad.auditor.formulas.tokens import FormulaError, Token
+from attngrad.auditor.formulas.tokens import Token
 from attngrad.auditor.formulas.tree import (
     Binary,
     Call,
@@ -23,7 +23,6 @@ from attngrad.auditor.formulas.tree import (
     Power,
     Sum,
     Transpose,
-    children,
     is_number,
 )
 
@@ -122,7 +121,7 @@ class Parser(Latex):
             right = self.signed() if tightness == _PRODUCT else self.expression(tightness + 1)
             if op == "@" and (is_number(left) or is_number(right)):
                 op = "*"
-            left = Binary(op, left, right, position=token.position)
+            left = self.low(Binary(op, left, right, position=token.position))
         return left
 
     def signed(self) -> Expression:
@@ -143,12 +142,12 @@ class Parser(Latex):
             token = self.here
             if token.text == "." and self.tokens[self.i + 1].text == "T":
                 self.i += 2
-                x = Transpose(x, position=token.position)
+                x = self.low(Transpose(x, position=token.position))
             elif token.text == "." and self.tokens[self.i + 1].kind == "name":
                 raise self.fault(f"'.{self.tokens[self.i + 1].text}' is no part of the language; only .T is.", token)
             elif token.text in {"^", "**"}:
                 self.i += 1
-                x = self.superscript(x, token)
+                x = self.low(self.superscript(x, token))
             else:
                 return x
 
@@ -271,6 +270,12 @@ class Parser(Latex):
         self.depth -= 1
         return x
 
+    def low(self, x: Expression) -> Expression:
+        """x, unless it is too high for those who walk it: a chain of a hundred terms is, without any nesting."""
+        if x.height > MAX_DEPTH:
+            raise self.fault(f"the formula must have at most {MAX_DEPTH} operations one upon the other.", self.here)
+        return x
+
 
 def parse(text: str) -> tuple[Equation, ...]:
     r"""The equations of a text, plain or LaTeX.
@@ -279,18 +284,4 @@ def parse(text: str) -> tuple[Equation, ...]:
     >>> show(parse(r"\frac{\partial L}{\partial Q} = \frac{1}{\sqrt{d_k}} \frac{\partial L}{\partial S} \cdot K"))
     'dQ = 1 / sqrt(d_k) * dS @ K'
     """
-    equations = Parser(text).formula()
-    for equation in equations:
-        for side in equation.sides:
-            _check_height(side, text)
-    return equations
-
-
-def _check_height(side: Expression, text: str) -> None:
-    """Refuse a tree too high for those who walk it: a chain of a hundred terms is one, without any nesting."""
-    level: tuple[Expression, ...] = (side,)
-    for _ in range(MAX_DEPTH):
-        level = tuple(child for x in level for child in children(x))
-    if level:
-        message = f"the formula must have at most {MAX_DEPTH} operations one upon the other."
-        raise FormulaError(message, text, level[0].position)
+    return Parser(text).formula()

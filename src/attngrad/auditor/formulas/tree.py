@@ -14,9 +14,14 @@ from attngrad.auditor.formulas.symbols import KNOWN, SCALAR
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """Where in the text it stood; two trees are equal whatever their places."""
+    """Where in the text it stood, and how many operations stand one upon the other; neither tells trees apart."""
 
     position: int = field(default=0, compare=False, kw_only=True)
+    height: int = field(init=False, default=0, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        below = (x.height for x in (getattr(self, name, None) for name in ("of", "left", "right")) if x is not None)
+        object.__setattr__(self, "height", 1 + max(below, default=0))
 
 
 @dataclass(frozen=True, slots=True)

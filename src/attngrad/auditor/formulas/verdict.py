@@ -7,9 +7,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
+from numbers import Integral, Real
 
 import numpy as np
 
+from attngrad._options import fail
 from attngrad.auditor.formulas import known, symbols
 from attngrad.auditor.formulas.case import Sizes
 from attngrad.auditor.formulas.evaluate import Values, sides
@@ -23,6 +25,9 @@ from attngrad.auditor.formulas.values import HeadValues, case, cases
 
 TOLERANCE = 1e-10
 """A formula holds where its relative error is below this in every case. Right ones reach 1e-14."""
+
+RATIO_TOLERANCE = 1e-9
+"""A formula is a known mistake where it agrees with it to this, up to one constant."""
 
 # What a constant factor between a formula and the right one says; c is the scale.
 _FACTORS: tuple[tuple[str, Callable[[float], float], str], ...] = (
@@ -51,15 +56,27 @@ def audit_formula(text: str, *, scale: float | None = None, seed: int = 0) -> Fo
     >>> audit_formula(r"\frac{\partial L}{\partial Q} = \frac{1}{\sqrt{d_k}} \frac{\partial L}{\partial S} K").ok
     True
     """
-    if not isinstance(text, str):
-        raise TypeError(f"audit_formula: text must be a str; got {type(text).__name__}.")
-    if scale is not None and not (isinstance(scale, int | float) and math.isfinite(scale) and scale > 0):
-        raise ValueError(f"audit_formula: scale must be None or a positive number; got {scale!r}.")
+    _check_arguments(text, scale, seed)
     equations = parse(text)
     used = names(*(side for equation in equations for side in equation.sides))
     at = cases(used, scale, seed)
-    judged = [_Audit(text, equation, at, used, scale).report() for equation in equations]
+    with np.errstate(all="ignore"):  # a formula may overflow; that is told, not warned of
+        judged = [_Audit(text, equation, at, used, scale).report() for equation in equations]
     return _together(text, judged)
+
+
+def _check_arguments(text: object, scale: object, seed: object) -> None:
+    who = "audit_formula"
+    if not isinstance(text, str):
+        fail(TypeError, who, "text", "be a str", type(text).__name__)
+    if scale is not None and (isinstance(scale, bool) or not isinstance(scale, Real)):
+        fail(TypeError, who, "scale", "be None or a number", type(scale).__name__)
+    if scale is not None and not 0.0 < float(scale) < math.inf:
+        fail(ValueError, who, "scale", "be finite and positive", repr(scale))
+    if isinstance(seed, bool) or not isinstance(seed, Integral):
+        fail(TypeError, who, "seed", "be an int", type(seed).__name__)
+    if seed < 0:
+        fail(ValueError, who, "seed", "be at least 0", repr(seed))
 
 
 def _together(text: str, reports: Sequence[FormulaReport]) -> FormulaReport:
@@ -92,7 +109,7 @@ def relative_error(equation: Equation, values: Values) -> float | None:
         return None
     largest = max(1e-3 * float(np.max(np.abs(values[name]))) for name in _valued(equation) or {"Q"})
     largest = max(largest, *(float(np.max(np.abs(x))) for x in found))
-    return max(float(np.max(np.abs(x - y))) for x, y in pairwise(found)) / largest
+    return max(float(np.max(np.abs(x / largest - y / largest))) for x, y in pairwise(found))  # x - y may overflow
 
 
 def _valued(equation: Equation) -> set[str]:
@@ -226,7 +243,7 @@ class _Audit:
                 continue
             for factor_id, factor, words in _FACTORS:
                 wanted = [factor(values.head.scale) for values in self.at]
-                if np.allclose([r for r in ratios if r is not None], wanted, rtol=1e-9, atol=0.0):
+                if np.allclose([r for r in ratios if r is not None], wanted, rtol=RATIO_TOLERANCE, atol=0.0):
                     ids = tuple(x for x in (id_, factor_id) if x)
                     return ids, " ".join(x for x in (why, words) if x)
         return (), ""
@@ -238,10 +255,12 @@ class _Audit:
             left, right = sides(equation, values)
         except (ShapeFault, Unsized):
             return None
-        if not (np.all(np.isfinite(left)) and np.any(right)):
+        if not (np.all(np.isfinite(left)) and np.any(left) and np.any(right)):
             return None
+        a, b = float(np.max(np.abs(left))), float(np.max(np.abs(right)))
+        left, right = left / a, right / b
         c = float(np.sum(left * right) / np.sum(right * right))
-        return c if np.max(np.abs(left - c * right)) <= 1e-9 * np.max(np.abs(left)) else None
+        return c * (a / b) if np.max(np.abs(left - c * right)) <= RATIO_TOLERANCE else None
 
 
 _AGREEING = (
