@@ -14,6 +14,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+import attngrad
 from attngrad import errata, reference
 from attngrad.errata import _case, _claim, _code
 
@@ -262,6 +263,35 @@ def test_relative_error_sees_a_shape_and_a_nan():
     assert _claim.relative_error((one, one), (one, one * np.nan)) == np.inf
     with pytest.raises(ValueError, match=r"must have shape \(2, 3\)"):
         _claim.relative_error(np.ones(3), one)
+
+
+# --- formulas are judged from their text -----------------------------------------------------------------------------
+
+FROM_TEXT = [e for e in CLAIMS if e.check.printed]
+OWN_LETTERS = {"003-3", "003-4", "003-5", "003-6", "003-8", "003-10"}  # one tangent moves, where O_dot has all three
+
+
+def test_every_matrix_formula_of_one_head_is_read_from_its_text():
+    counts = {key: sum(e.document == key for e in FROM_TEXT) for key in errata.DOCUMENTS}
+    assert counts == {"000": 7, "001": 18, "002": 0, "003": 15}
+
+
+@pytest.mark.parametrize("entry", [e for e in FROM_TEXT if e.id not in OWN_LETTERS], ids=lambda e: e.id)
+def test_audit_formula_gives_the_verdict_of_the_errata(results, entry):
+    scale = 1.0 if entry.document == "003" else None
+    report = attngrad.audit_formula(entry.check.printed, scale=scale)
+    assert report.ok == results[entry.id].holds
+    assert (report.kind == "wrong shape") == (entry.id in OTHER_SHAPE)
+    assert report.ok or attngrad.audit_formula(report.corrected, scale=scale).ok
+
+
+def test_another_text_gives_another_verdict():
+    head = _case.Head.random
+    assert _claim.formula(head, "dK = dS^T Q / sqrt(d)")(errata.Cases(0)).holds
+    assert not _claim.formula(head, "dK = dS^T Q / d")(errata.Cases(0)).holds
+    misshapen = _claim.formula(head, "dK = Q^T dS / sqrt(d)", "dK = dS^T Q / d")(errata.Cases(0))
+    assert misshapen.evidence.startswith("has shape (3, 7), not (7, 3)")
+    assert misshapen.corrected_error > 0.1
 
 
 # --- the interface ---------------------------------------------------------------------------------------------------

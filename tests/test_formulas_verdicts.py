@@ -29,6 +29,7 @@ HOLD = [
     "dS_ij = A_ij (dA_ij - sum_k A_ik dA_ik)",
     "dS_ij = sum_k dA_ik J_ikj",
     "dZ_ij/dQ_ab = I_ia K_jb / sqrt(d_k)",
+    "dZ_ij/dQ_ib = K_jb / sqrt(d_k)",
     "dQ = dS dS/dQ, dK = dS dS/dK, dA = dO dO/dA, dV = dO dO/dV",
     "dS = dA dA/dS",
     "trace(dO.T @ O_dot) = sum(dQ * Q_dot) + sum(dK * K_dot) + sum(dV * V_dot)",

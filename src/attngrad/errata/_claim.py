@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
 from attngrad._options import Array
-from attngrad.errata._case import AWKWARD, SQUARE, Sizes
+from attngrad.auditor.formulas.evaluate import each_side
+from attngrad.auditor.formulas.parser import parse
+from attngrad.auditor.formulas.report import figure
+from attngrad.auditor.formulas.values import HeadValues
+from attngrad.errata._case import AWKWARD, SQUARE, Head, Sizes
 
 C = TypeVar("C")
 Value = Array | tuple[Array, ...]
@@ -114,6 +118,8 @@ class Claim(Generic[C]):
     One rule for all: ``claimed`` is the literal reading, code as it runs and a formula as a matrix formula in the
     document's own notation, and the verdict follows it. Where it fails and a kinder ``reading`` holds, that is said.
 
+    ``printed`` is the text of a claim that is read from it, by ``formula``.
+
     Judged at awkward sizes. A claim that raises there, or gives another shape, is wrong; it is then tried where all
     sizes agree, so that its error has a figure if it can have one.
     """
@@ -124,6 +130,7 @@ class Claim(Generic[C]):
     corrected: Callable[[C], Value] | None = None
     evidence: Callable[[C], str] | None = None
     reading: Reading[C] | None = None
+    printed: str = ""
 
     def __call__(self, cases: Cases) -> Finding:
         awkward = cases.get(self.case, AWKWARD)
@@ -158,6 +165,64 @@ class Claim(Generic[C]):
         return (error, None) if math.isfinite(error) else (None, "gives values that are not finite")
 
 
+# --- claims that are matrix formulas ---------------------------------------------------------------------------------
+
+Also = Mapping[str, Callable[[Head], Array]]
+"""What a document's own letters mean, where they differ from those of ``attngrad.audit_formula``."""
+
+
+class Formula:
+    """The two sides of a formula at a case, read from its text by the parser of ``attngrad.audit_formula``.
+
+    The left side is evaluated at the true value of its name, the others as they stand. Several equations, and several
+    right sides, give a tuple.
+
+    >>> Formula("dV = A^T dO").right(Head.random(AWKWARD, np.random.default_rng(0))).shape
+    (7, 4)
+    """
+
+    def __init__(self, text: str, also: Also | None = None) -> None:
+        self.text, self.also, self.equations = text, also, parse(text)
+
+    def left(self, head: Head) -> Value:
+        """The truth, once for each right side."""
+        return self._of(head, lambda first, others: [first] * len(others))
+
+    def right(self, head: Head) -> Value:
+        """What the formula claims."""
+        return self._of(head, lambda first, others: others)
+
+    def error(self, head: Head) -> float:
+        """The worst relative error of a right side."""
+        return relative_error(self.right(head), self.left(head))
+
+    def _of(self, head: Head, pick: Callable[[Array, list[Array]], list[Array]]) -> Value:
+        values = HeadValues(head, self.also)
+        found: list[Array] = []
+        for equation in self.equations:
+            first, *others = each_side(equation, values)
+            found += pick(first, others)
+        return found[0] if len(found) == 1 else tuple(found)
+
+
+def formula(
+    case: MakeCase[Head],
+    text: str,
+    corrected: str = "",
+    evidence: Callable[[Any], str] | None = None,
+    reading: tuple[str, str] | None = None,
+    also: Also | None = None,
+) -> Claim[Head]:
+    """A claim that is a formula, judged from its text; so are its correction and the kinder reading (how, formula)."""
+    said = Formula(text, also)
+    right = Formula(corrected, also).right if corrected else None
+    kinder = None
+    if reading is not None:
+        other = Formula(reading[1], also)
+        kinder = Reading(reading[0], other.right, other.left)
+    return Claim(case, said.right, said.left, right, evidence, kinder, text)
+
+
 def relative_error(value: Value, truth: Value) -> float:
     """max |value - truth| / max |truth|, the worst of the arrays; infinite where either is not finite."""
     worst = 0.0
@@ -169,13 +234,6 @@ def relative_error(value: Value, truth: Value) -> float:
         largest = float(np.max(np.abs(y), initial=0.0))
         worst = max(worst, float(np.max(np.abs(x - y), initial=0.0)) / (largest or 1.0))
     return worst
-
-
-def figure(error: float) -> str:
-    """An error as it is printed: two digits where it is large, the power of ten where it is rounding."""
-    if error == 0.0:
-        return "0"
-    return f"{error:.2g}" if 1e-3 <= error < 1e3 else f"{error:.0e}"
 
 
 def _arrays(value: Value) -> tuple[Array, ...]:

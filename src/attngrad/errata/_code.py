@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from attngrad._options import Array
+from attngrad.auditor.formulas.report import figure
 from attngrad.errata._case import AWKWARD, Layer, attend, complex_step, softmax, t
-from attngrad.errata._claim import Cases, Claim, Entry, Finding, entry, figure, relative_error
+from attngrad.errata._claim import Cases, Claim, Entry, Finding, entry, relative_error
 from attngrad.errata._self_attention import mean_ds, right_ds
 
 LEARNING_RATE = 0.001

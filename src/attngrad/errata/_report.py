@@ -6,7 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from attngrad.errata._claim import TOLERANCE, Result, figure
+from attngrad.auditor.formulas.report import figure
+from attngrad.errata._claim import TOLERANCE, Result
 from attngrad.explain.marks import mark, print_hanging
 
 if TYPE_CHECKING:

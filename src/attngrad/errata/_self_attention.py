@@ -5,48 +5,60 @@ from __future__ import annotations
 import numpy as np
 
 from attngrad._options import Array
-from attngrad.errata._case import Head, Projected, complex_step, rowsum, softmax, t
-from attngrad.errata._claim import Claim, Entry, Reading, entry, figure, relative_error
-from attngrad.errata._note import BEFORE_SCALE, scaled_softmax
+from attngrad.auditor.formulas.report import figure
+from attngrad.errata._case import Head, Projected, complex_step, rowsum, softmax
+from attngrad.errata._claim import Claim, Entry, Formula, Reading, entry, formula, relative_error
+from attngrad.errata._note import BEFORE_SCALE
 
-# --- the gradient at the scores, as the document prints it -----------------------------------------------------------
+# --- the gradient at the scores, in three forms ----------------------------------------------------------------------
+
+MATRIX_DS = (
+    r"\frac{\partial L}{\partial S} = \left(\frac{\partial L}{\partial A} \right) \odot A "
+    r"- A \left(\frac{\partial L}{\partial A} \right)^T \cdot A"
+)
+"""The formula printed three times."""
+
+MEAN_DS = "dS = dA * A - rowmean(dA * A)"
+"""What both classes compute."""
+
+ROW_SUM_DS = "dS = dA * A - rowsum(dA * A) * A"
+"""What the two-line snippet computes."""
+
+RIGHT_DS = "dS = A o (dA - rowsum(A o dA))"
 
 
 def right_ds(h: Head) -> Array:
-    """A o (dA - rowsum(A o dA)): what all of them should be."""
+    """A o (dA - rowsum(A o dA)), heads and batch too: what all of them should be."""
     return h.a * (h.da - rowsum(h.a * h.da))
 
 
-def matrix_ds(h: Head) -> Array:
-    """The formula printed three times."""
-    return h.da * h.a - h.a @ t(h.da) @ h.a
-
-
 def mean_ds(h: Head) -> Array:
-    """What both classes compute."""
+    """What both classes compute, heads and batch too."""
     ds = h.da * h.a
     return ds - np.mean(ds, axis=-1, keepdims=True)
 
 
 def snippet_ds(h: Head) -> Array:
-    """What the two-line snippet computes."""
+    """What the two-line snippet computes, as it runs."""
     ds = h.da * h.a
     ds -= np.sum(ds, axis=-1, keepdims=True) * h.a
     return ds
 
 
 def _disagreement(h: Head) -> str:
-    names = {"the matrix formula": matrix_ds, "the mean in the code": mean_ds, "the row sum in the snippet": snippet_ds}
-    return ", ".join(f"{name} [{figure(relative_error(f(h), h.ds))}]" for name, f in names.items())
+    forms = {"the matrix formula": MATRIX_DS, "the mean in the code": MEAN_DS, "the row sum in the snippet": ROW_SUM_DS}
+    return ", ".join(f"{name} [{figure(Formula(text).error(h))}]" for name, text in forms.items())
+
+
+def _row_sums(h: Head) -> str:
+    reach, right = (np.max(np.abs(rowsum(Formula(text).right(h)))) for text in (MATRIX_DS, RIGHT_DS))
+    return (
+        f"rows of dS must sum to 0, for a shift of a row changes nothing; here they reach {reach:.2g} where the right "
+        f"ones reach {figure(right)}"
+    )
 
 
 # --- the softmax Jacobian --------------------------------------------------------------------------------------------
-
-
-def _cases_of_j(h: Head) -> Array:
-    same = np.eye(h.a.shape[-1], dtype=bool)
-    a_j, a_k = h.a[..., :, None], h.a[..., None, :]
-    return np.where(same, a_j * (1.0 - a_j), -a_j * a_k)
 
 
 def _flat_j(h: Head) -> str:
@@ -55,13 +67,18 @@ def _flat_j(h: Head) -> str:
     return f"on a 1-D NumPy array, where a.T is a, it is wrong entry by entry too [{figure(error)}]"
 
 
-def _shares_of_diagonal_and_outer_product(h: Head) -> tuple[Array, Array]:
-    diagonal = np.stack([d @ np.diag(a) for d, a in zip(h.da, h.a, strict=True)])
-    return diagonal, np.stack([-d @ np.outer(a, a) for d, a in zip(h.da, h.a, strict=True)])
+def _one_jacobian_for_all(h: Head) -> str:
+    error = relative_error(h.da @ h.jacobian[0], h.ds)
+    return f"with one J for all rows, that of the first, it is wrong [{figure(error)}]"
 
 
 def _off_diagonal(j: Array) -> Array:
     return j * (1.0 - np.eye(j.shape[-1]))
+
+
+def _shares_of_diagonal_and_outer_product(h: Head) -> tuple[Array, Array]:
+    diagonal = np.stack([d @ np.diag(a) for d, a in zip(h.da, h.a, strict=True)])
+    return diagonal, np.stack([-d @ np.outer(a, a) for d, a in zip(h.da, h.a, strict=True)])
 
 
 def _shapes_of_variables(h: Projected) -> Array:
@@ -83,23 +100,9 @@ def _listed_gradients(h: Projected) -> Array:
     return np.array([(n, e), (n, n), (n, e), (n, n), (n, d), (n, d), (m, d), (m, d), (m, e), (n, m)])
 
 
-def _sum_over_rows_ds(h: Head) -> Array:
-    """A o (dA - sum_i A_i dA_i), A_i and dA_i being rows, as they are throughout the document."""
-    return h.a * (h.da - np.sum(h.a * h.da, axis=0))
-
-
 def _inner_products(h: Head) -> str:
-    error = relative_error(h.a * (h.da - np.sum(h.a * h.da)), h.ds)
+    error = Formula("dS = A o (dA - sum(A o dA))").error(h)
     return f"with A_i dA_i an inner product of rows it is wrong too [{figure(error)}]"
-
-
-def _each_row_by_its_own_j(h: Head) -> Array:
-    return np.einsum("ij,ijk->ik", h.da, _cases_of_j(h))
-
-
-def _one_jacobian_for_all(h: Head) -> str:
-    error = relative_error(h.da @ h.jacobian[0], h.ds)
-    return f"with one J for all rows, that of the first, it is wrong [{figure(error)}]"
 
 
 FORMULAS: tuple[Entry, ...] = (
@@ -108,7 +111,7 @@ FORMULAS: tuple[Entry, ...] = (
         "definition, forward pass",
         "scaled dot-product attention",
         "S = Q K^T / sqrt(d), A = softmax(S), O = A V",
-        Claim(Head.random, lambda h: scaled_softmax(h) @ h.v, lambda h: h.out()),
+        formula(Head.random, r"S = \frac{QK^T}{\sqrt{d_k}}, A = \text{softmax}(S), O = AV"),
     ),
     entry(
         "001-2",
@@ -122,24 +125,19 @@ FORMULAS: tuple[Entry, ...] = (
         "backward pass, 2; summary, 5; shapes, 2",
         "the gradient at the weights",
         "dA = dO V^T",
-        Claim(Head.random, lambda h: h.dout @ h.v.T, lambda h: h.da),
+        formula(Head.random, r"\frac{\partial L}{\partial A} = \frac{\partial L}{\partial O} \cdot V^T"),
     ),
     entry(
         "001-4",
         "backward pass, 3",
         "the Jacobian of the softmax",
         "dA_i/dS_i = A_i (I - A_i^T)",
-        Claim(
+        formula(
             Head.random,
-            lambda h: h.a[:1] @ (np.eye(h.a.shape[-1]) - h.a[:1].T),
-            lambda h: h.jacobian[0],
-            lambda h: np.diag(h.a[0]) - np.outer(h.a[0], h.a[0]),
+            r"\frac{\partial A_i}{\partial S_i} = A_i \cdot (I - A_i^T)",
+            "dA_i/dS_i = diag(A_i) - A_i^T A_i",
             _flat_j,
-            Reading(
-                "a product entry by entry, the row A_i against the column A_i^T",
-                lambda h: h.a[0][None, :] * (np.eye(h.a.shape[-1]) - h.a[0][:, None]),
-                lambda h: h.jacobian[0],
-            ),
+            ("a product entry by entry, the row A_i against the column A_i^T", "dA_i/dS_i = A_i * (I - A_i^T)"),
         ),
         wrong="A row times a matrix is a row, not a Jacobian; and I - A_i^T takes a column from a matrix.",
         correct="dA_i/dS_i = diag(A_i) - A_i^T A_i, A_i a row",
@@ -149,17 +147,7 @@ FORMULAS: tuple[Entry, ...] = (
         "backward pass, 3; summary, 4; derivation",
         "the gradient at the scores",
         "dS = dA o A - A dA^T A",
-        Claim(
-            Head.random,
-            matrix_ds,
-            lambda h: h.ds,
-            right_ds,
-            lambda h: (
-                "rows of dS must sum to 0, for a shift of a row changes nothing; here they reach "
-                f"{np.max(np.abs(rowsum(matrix_ds(h)))):.2g} where the right ones reach "
-                f"{figure(np.max(np.abs(rowsum(right_ds(h)))))}"
-            ),
-        ),
+        formula(Head.random, MATRIX_DS, RIGHT_DS, _row_sums),
         wrong="A dA^T A mixes the rows, but the softmax acts on each alone: only the diagonal of A dA^T belongs.",
         correct="dS = A o (dA - rowsum(A o dA))",
     ),
@@ -182,19 +170,21 @@ FORMULAS: tuple[Entry, ...] = (
         "backward pass, 5; summary, 2; shapes, 4",
         "the gradient at Q",
         "dQ = dS K / sqrt(d)",
-        Claim(Head.random, lambda h: h.ds @ h.k / np.sqrt(h.k.shape[-1]), lambda h: h.dq),
+        formula(
+            Head.random,
+            r"\frac{\partial L}{\partial Q} = \frac{1}{\sqrt{d_k}} \frac{\partial L}{\partial S} \cdot K",
+        ),
     ),
     entry(
         "001-8",
         "backward pass, 5; summary, 3",
         "the gradient at K",
         "dK = Q^T dS / sqrt(d)",
-        Claim(
+        formula(
             Head.random,
-            lambda h: h.q.T @ h.ds / np.sqrt(h.k.shape[-1]),
-            lambda h: h.dk,
-            lambda h: h.ds.T @ h.q / np.sqrt(h.k.shape[-1]),
-            reading=Reading("(dK)^T", lambda h: h.q.T @ h.ds / np.sqrt(h.k.shape[-1]), lambda h: h.dk.T),
+            r"\frac{\partial L}{\partial K} = \frac{1}{\sqrt{d_k}} Q^T \cdot \frac{\partial L}{\partial S}",
+            "dK = dS^T Q / sqrt(d)",
+            reading=("(dK)^T", "dK^T = Q^T dS / sqrt(d)"),
         ),
         wrong="Transposed: d x n where dK is n x d. The document's own code and shape section have it right.",
         correct="dK = dS^T Q / sqrt(d)",
@@ -204,7 +194,7 @@ FORMULAS: tuple[Entry, ...] = (
         "backward pass, 6; summary, 1; shapes, 2",
         "the gradient at V",
         "dV = A^T dO",
-        Claim(Head.random, lambda h: h.a.T @ h.dout, lambda h: h.dv),
+        formula(Head.random, r"\frac{\partial L}{\partial V} = A^T \cdot \frac{\partial L}{\partial O}"),
     ),
 )
 
@@ -215,10 +205,9 @@ DERIVATION: tuple[Entry, ...] = (
         "derivation",
         "the softmax, entry by entry",
         "A_ij = exp(S_ij) / sum_k exp(S_ik)",
-        Claim(
+        formula(
             Head.random,
-            lambda h: np.exp(h.s) / rowsum(np.exp(h.s)),
-            lambda h: h.a,
+            r"A_{i,j} = \frac{e^{S_{i,j}}}{\sum_{k=1}^n e^{S_{i,k}}}",
             evidence=lambda h: "computed as written it overflows, as in 002-5; but nothing here is computed with it",
         ),
     ),
@@ -227,38 +216,33 @@ DERIVATION: tuple[Entry, ...] = (
         "derivation, 1",
         "the softmax derivative on the diagonal",
         "dA_ij/dS_ij = A_ij (1 - A_ij)",
-        Claim(Head.random, lambda h: h.a * (1.0 - h.a), lambda h: np.diagonal(h.jacobian, axis1=-2, axis2=-1)),
+        formula(Head.random, r"\frac{\partial A_{i,j}}{\partial S_{i,j}} = A_{i,j}(1 - A_{i,j})"),
     ),
     entry(
         "001-26",
         "derivation, 2",
         "the softmax derivative off the diagonal",
         "dA_ij/dS_ik = -A_ij A_ik, k != j",
-        Claim(
-            Head.random,
-            lambda h: _off_diagonal(-h.a[:, :, None] * h.a[:, None, :]),
-            lambda h: _off_diagonal(h.jacobian),
-        ),
+        formula(Head.random, "(1 - I_jk) dA_ij/dS_ik = -(1 - I_jk) A_ij A_ik"),
     ),
     entry(
         "001-27",
         "derivation",
         "the Jacobian by cases",
         "J_ijk = A_ij (1 - A_ij) if j = k, else -A_ij A_ik",
-        Claim(Head.random, _cases_of_j, lambda h: h.jacobian),
+        formula(Head.random, "dA_ij/dS_ik = I_jk A_ij (1 - A_ij) - (1 - I_jk) A_ij A_ik"),
     ),
     entry(
         "001-28",
         "derivation",
         "the chain rule with the Jacobian",
         "dS = dA J",
-        Claim(
+        formula(
             Head.random,
-            lambda h: h.da @ _cases_of_j(h),
-            lambda h: h.ds,
-            _each_row_by_its_own_j,
+            r"\frac{\partial L}{\partial S} = \frac{\partial L}{\partial A} \cdot J",
+            "dS_i = dA_i J_i",
             _one_jacobian_for_all,
-            Reading("row by row, dS_i = dA_i J_i", _each_row_by_its_own_j, lambda h: h.ds),
+            ("row by row, dS_i = dA_i J_i", "dS_i = dA_i J_i"),
         ),
         wrong="J as defined just above has three indices, a matrix J_i for each row; the product with the matrix dA "
         "is not dS.",
@@ -298,11 +282,10 @@ DERIVATION: tuple[Entry, ...] = (
         "formula, both classes, snippet",
         "three dS in one document",
         "dS = dA o A - X with X = A dA^T A, mean(dA o A), rowsum(dA o A) o A",
-        Claim(
+        formula(
             Head.random,
-            lambda h: (matrix_ds(h), mean_ds(h), snippet_ds(h)),
-            lambda h: (h.ds, h.ds, h.ds),
-            lambda h: (right_ds(h), right_ds(h), snippet_ds(h)),
+            f"{MATRIX_DS}, {MEAN_DS}, {ROW_SUM_DS}",
+            f"{RIGHT_DS}, {RIGHT_DS}, {ROW_SUM_DS}",
             _disagreement,
         ),
         wrong="They are printed as one quantity and disagree; the snippet with the row sum is right.",
@@ -313,13 +296,7 @@ DERIVATION: tuple[Entry, ...] = (
         "interpretation",
         "the scores, on the way to the softmax",
         "Scores = Q K^T; apply softmax to get attention weights",
-        Claim(
-            Head.random,
-            lambda h: softmax(h.q @ h.k.T),
-            lambda h: h.a,
-            scaled_softmax,
-            reading=BEFORE_SCALE,
-        ),
+        formula(Head.random, "A = softmax(Q K^T)", "A = softmax(Q K^T / sqrt(d))", reading=BEFORE_SCALE),
         wrong="The scale is missing from these two steps; it is there in the formula just below them.",
         correct="weights = softmax(Q K^T / sqrt(d))",
     ),
@@ -340,13 +317,12 @@ DERIVATION: tuple[Entry, ...] = (
         "shapes, 2 (3)",
         "the gradient at the scores, with a weighted sum",
         "dS = A o (dA - sum_i A_i dA_i)",
-        Claim(
+        formula(
             Head.random,
-            _sum_over_rows_ds,
-            lambda h: h.ds,
-            right_ds,
+            "dS = A o (dA - sum_i A_i o dA_i)",
+            RIGHT_DS,
             _inner_products,
-            Reading("a sum over the keys of each row, rowsum(A o dA)", right_ds, lambda h: h.ds),
+            ("a sum over the keys of each row, rowsum(A o dA)", RIGHT_DS),
         ),
         wrong="A_i is row i in this document, so the sum over i runs down the queries. It must run along each row.",
         correct="dS = A o (dA - rowsum(A o dA))",
@@ -356,10 +332,10 @@ DERIVATION: tuple[Entry, ...] = (
         "shapes, 2 (4)",
         "the gradient at K, the second time",
         "dK = dS^T Q / sqrt(d)",
-        Claim(
+        formula(
             Head.random,
-            lambda h: h.ds.T @ h.q / np.sqrt(h.k.shape[-1]),
-            lambda h: h.dk,
+            r"\frac{\partial \mathcal{L}}{\partial K} = "
+            r"\frac{1}{\sqrt{d_k}} \frac{\partial \mathcal{L}}{\partial S}^T Q",
             evidence=lambda h: "it contradicts 001-8, and is right",
         ),
     ),
@@ -368,17 +344,17 @@ DERIVATION: tuple[Entry, ...] = (
         "shapes, 2 (5)",
         "the gradients at the projection weights",
         "dW^Q = X^T dQ, dW^K = X^T dK, dW^V = X^T dV",
-        Claim(Projected, lambda h: (h.x.T @ h.dq, h.x.T @ h.dk, h.x.T @ h.dv), lambda h: h.d_weights),
+        formula(Projected, "dW^Q = X^T dQ, dW^K = X^T dK, dW^V = X^T dV"),
     ),
     entry(
         "001-37",
         "shapes, 2 (6)",
         "the gradient at the input",
         "dX = dQ (W^Q)^T + dK (W^K)^T + dV (W^V)^T",
-        Claim(
+        formula(
             Projected,
-            lambda h: h.dq @ h.w_q.T + h.dk @ h.w_k.T + h.dv @ h.w_v.T,
-            lambda h: h.d_x,
+            r"\frac{\partial \mathcal{L}}{\partial X} = \frac{\partial \mathcal{L}}{\partial Q} W^{Q^T} "
+            r"+ \frac{\partial \mathcal{L}}{\partial K} W^{K^T} + \frac{\partial \mathcal{L}}{\partial V} W^{V^T}",
             evidence=lambda h: "for one head; several heads add up, and the section announces several",
         ),
     ),

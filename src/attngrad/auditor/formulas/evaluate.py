@@ -152,3 +152,25 @@ def sides(equation: Equation, values: Values) -> tuple[Array, ...]:
     shapes = infer(equation, dims_from(values))
     run = _Evaluation(shapes, values)
     return tuple(np.broadcast_arrays(*(run.visit(side) for side in equation.sides)))
+
+
+def each_side(equation: Equation, values: Values) -> tuple[Array, ...]:
+    """The value of every side in its own shape, which may differ: free indices first, then what is left of a matrix.
+
+    >>> import numpy as np
+    >>> from attngrad.auditor.formulas.parser import parse
+    >>> [x.shape for x in each_side(parse("A = A.T")[0], {"A": np.ones((2, 4))})]
+    [(2, 4), (4, 2)]
+    """
+    shapes = infer(equation, dims_from(values), agree=False)
+    run = _Evaluation(shapes, values)
+    free = [_length(shapes.ranges[axis]) for axis in shapes.free]
+    return tuple(_without_axes(run.visit(side), run.axes, shapes.free, free) for side in equation.sides)
+
+
+def _without_axes(x: Array, axes: int, free: tuple[int, ...], lengths: list[int]) -> Array:
+    """x without the axes of indices that are summed over; with free indices, without those of a row or number too."""
+    matrix = x.shape[axes:]
+    picked = np.moveaxis(x, free, range(len(free))).reshape(*(x.shape[axis] for axis in free), *matrix)
+    picked = np.broadcast_to(picked, (*lengths, *matrix))
+    return picked.reshape(*lengths, *(n for n in matrix if n > 1)) if free else picked

@@ -23,7 +23,6 @@ from attngrad.auditor.formulas.tree import (
     Sum,
     Symbol,
     Transpose,
-    children,
     names,
     show,
 )
@@ -92,13 +91,15 @@ def shape_text(dims: Dims) -> str:
 class Shapes:
     """What the pass found, by the identity of the parts: shapes, and which axis each index has.
 
-    ``ranges`` holds how far each axis runs, ``sized`` the sizes that I and e_i were found to have.
+    ``ranges`` holds how far each axis runs, ``sized`` the sizes that I and e_i were found to have,
+    ``free`` the axes of the indices that no sum binds.
     """
 
     of: dict[int, Dims] = field(default_factory=dict)
     axes: dict[int, tuple[int, ...]] = field(default_factory=dict)
     ranges: list[Size] = field(default_factory=list)
     sized: dict[int, Size] = field(default_factory=dict)
+    free: tuple[int, ...] = ()
 
     def __getitem__(self, part: Expression) -> tuple[str, ...]:
         """The shape of a part."""
@@ -249,8 +250,12 @@ def is_constant(x: Expression) -> bool:
     return all(KNOWN[name] == SCALAR for name in names(x))
 
 
-def infer(equation: Equation, dims_of: Callable[[str], tuple[str, ...]], into: Shapes | None = None) -> Shapes:
+def infer(
+    equation: Equation, dims_of: Callable[[str], tuple[str, ...]], into: Shapes | None = None, agree: bool = True
+) -> Shapes:
     """The shape of every part; a ShapeFault where parts do not fit or sides differ, ``into`` keeping what was found.
+
+    With ``agree=False`` the sides may differ.
 
     >>> from attngrad.auditor.formulas.parser import parse
     >>> from attngrad.auditor.formulas.symbols import SHAPES
@@ -260,16 +265,14 @@ def infer(equation: Equation, dims_of: Callable[[str], tuple[str, ...]], into: S
     attngrad.auditor.formulas.shapes.ShapeFault: A is n x m and dO is n x d_v: the product needs m = n
     """
     run = _Pass(dims_of, Shapes() if into is None else into)
-    sides: list[tuple[Expression, Dims, set[str]]] = []
+    sides: list[tuple[Expression, Dims]] = []
     for side in equation.sides:
         dims = run.visit(side)
-        sides.append((side, dims, _free_indices(side)))
-    told = [s for s in sides if not is_constant(s[0])]
-    for (first, dims, free), (second, others, also) in pairwise(told):
-        if free != also:
-            letter = min(free ^ also)
-            raise ShapeFault(equation, f"the index {letter} is on one side only")
-        if len(dims) != len(others) or not all(unify(a, b) for a, b in zip(dims, others, strict=True)):
+        sides.append((side, dims))
+    run.shapes.free = tuple(run.scope.values())
+    for (first, dims), (second, others) in pairwise(s for s in sides if not is_constant(s[0])):
+        same = len(dims) == len(others) and all(unify(a, b) for a, b in zip(dims, others, strict=True))
+        if agree and not same:
             raise ShapeFault(equation, f"{_side(first)} is {shape_text(dims)}, {_side(second)} is {shape_text(others)}")
     for size in (*run.shapes.ranges, *run.shapes.sized.values(), *(d for dims in run.shapes.of.values() for d in dims)):
         if isinstance(resolve(size), Open):
@@ -280,11 +283,3 @@ def infer(equation: Equation, dims_of: Callable[[str], tuple[str, ...]], into: S
 def _side(x: Expression) -> str:
     text = show(x)
     return text if len(text) <= 40 else "the other side"
-
-
-def _free_indices(x: Expression) -> set[str]:
-    """The indices that no sum binds."""
-    if isinstance(x, Symbol):
-        return set(x.indices)
-    inner = {letter for child in children(x) for letter in _free_indices(child)}
-    return inner - {x.index} if isinstance(x, Sum) else inner
