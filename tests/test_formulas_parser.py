@@ -78,6 +78,7 @@ REFUSED = {
     "dS = \uff21": (5, "has no meaning"),
     "dS = \\foo A": (5, r"\foo is no part of the language"),
     "dQ/dS = A": (0, "not of the list"),
+    "A=A," * 17: (64, "at most 16 equations"),
     "A = " + "(" * 500: (64, f"nested at most {MAX_DEPTH}"),
     "A = " + "-" * 500 + "A": (65, f"nested at most {MAX_DEPTH}"),
     "A = " + "A + " * 100 + "A": (246, f"at most {MAX_DEPTH} operations"),

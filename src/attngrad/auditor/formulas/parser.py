@@ -29,6 +29,9 @@ from attngrad.auditor.formulas.tree import (
 MAX_DEPTH = 60
 """Of nesting, and of the tree; the documents need 12."""
 
+MAX_EQUATIONS = 16
+"""Of one text; each is judged alone."""
+
 MAX_EXPONENT = 8.0
 
 _ADDITIVE, _HADAMARD, _PRODUCT = 1, 2, 3
@@ -65,6 +68,8 @@ class Parser(Latex):
         found = []
         self.skip_environment()
         while self.here.kind != "end":
+            if len(found) == MAX_EQUATIONS:
+                raise self.fault(f"a text must have at most {MAX_EQUATIONS} equations.", self.here)
             found.append(self.equation())
             if self.here.kind != "end" and not self.separator():
                 raise self.unexpected("an operator, or the end")

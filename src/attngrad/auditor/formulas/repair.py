@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 
 from attngrad.auditor.formulas.tree import (
     Binary,
@@ -17,10 +17,11 @@ from attngrad.auditor.formulas.tree import (
     children,
     rebuilt,
     show,
+    walk,
 )
 
-MAX_TRIALS = 1500
-"""Formulas that are tried: all single edits of a formula of the usual size, and many pairs."""
+MAX_WORK = 30_000
+"""Parts of formulas that are tried, in all: single edits of a formula of the usual size (20 parts), and many pairs."""
 
 # Names that are taken for one another.
 _CONFUSED = (("dA", "dS"), ("S", "A"), ("Q", "K", "V"), ("dO", "O"), ("d_k", "d_v", "n", "m"), ("W_Q", "W_K", "W_V"))
@@ -104,11 +105,14 @@ def repair(equation: Equation, holds: Callable[[Equation], bool]) -> tuple[Equat
             return replace(equation, sides=(*equation.sides[:at], edit.side, *equation.sides[at + 1 :]))
 
         def tries(at: int = at) -> Iterator[tuple[Edit, ...]]:
-            first = [*_whole(equation.sides[at]), *edits(equation.sides[at])]
-            yield from ((one,) for one in first)
+            first = []
+            for one in chain(_whole(equation.sides[at]), edits(equation.sides[at])):
+                first.append(one)
+                yield (one,)
             yield from ((one, two) for one in first for two in edits(one.side))
 
-        for found in islice(tries(), MAX_TRIALS):
+        trials = MAX_WORK // sum(1 for side in equation.sides for _ in walk(side))
+        for found in islice(tries(), trials):
             # A side that becomes the other one says nothing.
             if found[-1].side not in others and holds(put(found[-1])):
                 return put(found[-1]), found
