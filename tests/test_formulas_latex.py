@@ -32,6 +32,9 @@ PAIRS = {
     r"d\sigma(p_i) = \Delta \sigma(p_i) - \sigma(p_i) \sigma(p_i)^t": (
         "dsoftmax(p_i) = diag(softmax(p_i)) - softmax(p_i) softmax(p_i)^T"
     ),
+    r"\nabla_Q \mathcal{L} = \nabla_{S} L \, K / \sqrt{d_{head}}": "dQ = dS K / sqrt(d_k)",
+    r"A^{\mathrm{T}} = A^\mathsf{T} = A^{T} = A^T": "A.T = A.T = A.T = A.T",
+    r"A \mathbf{1}_m = \mathbb{1}": "A @ ones = ones",
     r"\log \exp S = \ln(\exp(S))": "log(exp(S)) = log(exp(S))",
 }
 

@@ -23,6 +23,8 @@ HOLD = [
     "rowsum(dS) = 0",
     "rowsum(A) = 1",
     "sum(A) = n",
+    r"A \mathbf{1} = \mathbf{1}, n = \mathbf{1}_n^T A \mathbf{1}",
+    r"\nabla_S L = A \odot (dA - (A \odot dA) \mathbf{1} \mathbf{1}^\top)",
     "rowmean(A) = 1/m",
     "delta = diag(A @ dA.T) = diag(dO O^T)",
     "L_i = log(sum_j exp(S_ij))",
@@ -183,6 +185,9 @@ def test_small_errors_are_seen():
 
 
 def test_no_repair_is_invented():
+    assert audit_formula("rowsum(A) = rowsum(S)").corrected is None  # rowsum(A) = rowsum(A) says nothing
+    assert audit_formula("rowsum(A) = n + 4").corrected is None  # n - 4 is 1 in one of the cases
+    assert audit_formula("S = A").mistakes == ()
     report = audit_formula("rowsum(A) @ colsum(V) = exp(Q @ K.T) @ V")
     assert (report.corrected, report.mistakes) == (None, ())
     assert "none found" in str(report)

@@ -13,6 +13,7 @@ import numpy as np
 
 from attngrad._options import Array
 from attngrad.auditor.formulas.shapes import Shapes, Size, infer, resolve
+from attngrad.auditor.formulas.symbols import SIZED
 from attngrad.auditor.formulas.tree import (
     Binary,
     Call,
@@ -102,9 +103,9 @@ class _Evaluation:
         return np.sum(inner, axis=self.shapes.axes[id(x)], keepdims=True)
 
     def symbol(self, x: Symbol) -> Array:
-        if x.name in {"I", "e"}:
-            identity = np.eye(_length(self.shapes.sized[id(x)]))
-            value = identity[..., None] if x.name == "e" else identity
+        if x.name in SIZED:
+            size = _length(self.shapes.sized[id(x)])
+            value = {"I": np.eye(size), "e": np.eye(size)[..., None], "ones": np.ones((size, 1))}[x.name]
         else:
             value = self.values[x.name]
         if not x.indices:

@@ -15,7 +15,7 @@ _ALPHABETS = {
     rf"\{name}"
     for name in (
         *("text", "textbf", "textit", "textrm", "mathrm", "mathbf", "mathit", "mathcal", "mathscr", "mathbb", "mbox"),
-        *("operatorname", "boldsymbol", "bm"),
+        *("operatorname", "boldsymbol", "bm", "mathsf"),
     )
 }
 _LOSS_ALPHABETS = {r"\mathcal", r"\mathscr"}
@@ -69,6 +69,12 @@ class Latex(Cursor):
             return self.known(f"{of.name}_dot", of.indices, token)
         if token.text in _LOSS_ALPHABETS:
             raise self.fault("the loss has no value here, only derivatives; write L for the log-sum-exp.", token)
+        if token.text == r"\nabla":
+            return self.nabla(token)
+        if token.text in _ALPHABETS and self.script_is({"1"}):  # \mathbf{1}, \mathbf{1}_n
+            if self.passes("_"):
+                self.subscript()
+            return Symbol("ones", position=token.position)
         if token.text in _ALPHABETS:
             return self.named(Token("name", self.braced_word(), token.position))
         word = token.text[1:]
@@ -118,6 +124,13 @@ class Latex(Cursor):
         if braced:
             self.expect("}")
         return found
+
+    def nabla(self, token: Token) -> Expression:
+        r"""\nabla_Q L, which is dQ."""
+        self.expect("_")
+        at = "".join(self.subscript())
+        self.expect_loss()
+        return self.known(f"d{symbols.canonical(at) or at}", (), token)
 
     # --- derivatives -------------------------------------------------------------------------------------------------
 
@@ -227,6 +240,7 @@ class Latex(Cursor):
         if script in {"Q", "K", "V"}:
             self.expect_loss()
             return Symbol(f"d{script}", position=token.position)
+        script = {"h": "k", "head": "k"}.get(script, script)
         if script not in {"k", "v", "model"}:
             raise self.fault(f"unknown name 'd_{script}'. Sizes: d_k, d_v, d_model.", token)
         return Symbol(f"d_{script}", position=token.position)
@@ -259,11 +273,18 @@ class Latex(Cursor):
         return self.known(f"{word}_{which.text}", indices, token)
 
     def script_is(self, wanted: set[str]) -> bool:
-        """Pass over one of these, bare or in braces, if it is next."""
-        if self.here.text == "{" and self.ahead().text in wanted and self.ahead(2).text == "}":
-            self.i += 3
-            return True
-        return self.passes(*wanted)
+        r"""Pass over one of these, bare or in braces, if it is next: T, {T}, \mathrm{T}, {\mathrm{T}}."""
+        ahead = [self.ahead(k).text for k in range(6)]
+        for width in (1, 3, 4, 6):
+            inner = ahead[:width]
+            if width in {3, 6} and (inner[0], inner[-1]) == ("{", "}"):
+                inner = inner[1:-1]
+            if len(inner) == 4 and inner[0] in _ALPHABETS and (inner[1], inner[3]) == ("{", "}"):
+                inner = inner[2:3]
+            if len(inner) == 1 and inner[0] in wanted:
+                self.i += width
+                return True
+        return False
 
     def subscript(self) -> list[str]:
         r"""The words below the line: ij, {i,j}, model; \text is read through."""

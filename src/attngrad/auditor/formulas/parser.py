@@ -65,7 +65,7 @@ class Parser(Latex):
 
     def formula(self) -> tuple[Equation, ...]:
         """Equations with commas, semicolons or line breaks between them."""
-        found = []
+        found: list[Equation] = []
         self.skip_environment()
         while self.here.kind != "end":
             if len(found) == MAX_EQUATIONS:

@@ -153,7 +153,7 @@ class _Pass:
     def symbol(self, x: Symbol) -> Dims:
         if x.name in SIZED:
             own = self.shapes.sized[id(x)] = Open()
-            dims: Dims = (own, own, ONE) if x.name == "e" else (own, own)
+            dims: Dims = tuple(own if d == "?" else d for d in SIZED[x.name])
         else:
             dims = self.dims_of(x.name)
         for letter, size in zip(x.indices, dims, strict=False):
@@ -276,7 +276,7 @@ def infer(
             raise ShapeFault(equation, f"{_side(first)} is {shape_text(dims)}, {_side(second)} is {shape_text(others)}")
     for size in (*run.shapes.ranges, *run.shapes.sized.values(), *(d for dims in run.shapes.of.values() for d in dims)):
         if isinstance(resolve(size), Open):
-            raise Unsized(equation.sides[0], "nothing in the formula tells the size of its I, e_i or index.")
+            raise Unsized(equation.sides[0], "nothing in the formula tells the size of its I, ones, e_i or index.")
     return run.shapes
 
 

@@ -68,8 +68,8 @@ SHAPES |= {
     for of, at in (("Z", "Q"), ("Z", "K"), ("S", "Q"), ("S", "K"), ("A", "S"), ("O", "A"), ("O", "V"))
 }
 
-# Identity, all ones, and basis vectors take the size that their neighbours need: ``e_i`` is a column.
-SIZED: dict[str, Dims] = {"I": ("?", "?"), "e": ("?", "?", ONE)}
+# The identity, all ones and basis vectors take the size that their neighbours need; the last two are columns.
+SIZED: dict[str, Dims] = {"I": ("?", "?"), "ones": ("?", ONE), "e": ("?", "?", ONE)}
 
 ALIASES = {
     "P": "A",
