@@ -146,6 +146,9 @@ def test_a_formula_without_the_mask_is_wrong_under_dropout():
     report = audit_formula("O = (A*M) V, dV = A^T dO")
     assert not report.ok
     assert report.corrected == "O = (A * M) @ V, dV = (A * M).T @ dO"
+    for target in ("dS", "dQ", "dK", "dV", "dA", "O_dot", "O"):
+        report = audit_formula(f"{target} = 0 * sum(M) * sum(dO * O) * sum(V) * {target}")
+        assert report.corrected_error < 1e-12
 
 
 def test_several_equations_are_judged_together():

@@ -29,7 +29,7 @@ RIGHT: dict[str, tuple[str, ...]] = {
     "S_dot": ("(Q_dot @ K.T + Q @ K_dot.T){s}",),
     "L_dot": ("rowsum(A * S_dot)",),
     "A_dot": (_A_DOT, "A * (S_dot - L_dot)"),
-    "O_dot": (f"({_A_DOT}) @ V + A @ V_dot", "A_dot @ V + A @ V_dot"),
+    "O_dot": (f"({_A_DOT}) @ V + A @ V_dot", "A_dot @ V + A @ V_dot", "(A_dot * M) @ V + (A * M) @ V_dot"),
     "A_i": ("softmax(S_i)",),
     "A_ij": ("exp(S_ij) / (sum_k exp(S_ik))",),
     "dS_i": ("A_i * (dA_i - rowsum(A_i * dA_i))", "dA_i @ J_i"),
@@ -144,15 +144,15 @@ def right_forms(target: Symbol, style: str) -> list[Equation]:
     return found
 
 
-def nearest_right_form(target: Symbol, used: set[str], style: str) -> Equation | None:
-    """The right formula that speaks in the names that are used, with the fewest others; with M where M is used."""
+def nearest_right_forms(target: Symbol, used: set[str], style: str) -> list[Equation]:
+    """The right formulas, those first that speak in the names that are used, with M where it is, and few others."""
     forms = [f for f in right_forms(target, style) if "M" in used or "M" not in names(*f.sides)]
 
     def distance(form: Equation) -> tuple[bool, int]:
         own = names(*form.sides[1:])
         return "M" in used and "M" not in own, len(own ^ (used - {target.name}))
 
-    return min(forms, key=distance, default=None)
+    return sorted(forms, key=distance)
 
 
 def mistakes_of(target: Symbol, style: str) -> list[tuple[Mistake, Expression]]:

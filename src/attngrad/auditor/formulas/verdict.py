@@ -20,7 +20,7 @@ from attngrad.auditor.formulas.repair import repair
 from attngrad.auditor.formulas.report import FormulaReport, under_the_formula
 from attngrad.auditor.formulas.shapes import ShapeFault, Shapes, Unsized, infer, is_constant
 from attngrad.auditor.formulas.tokens import FormulaError
-from attngrad.auditor.formulas.tree import Equation, Symbol, names, show
+from attngrad.auditor.formulas.tree import Equation, Expression, Symbol, names, show
 from attngrad.auditor.formulas.values import HeadValues, case, cases
 
 TOLERANCE = 1e-10
@@ -216,7 +216,8 @@ class _Audit:
 
     def mend(self, fits: bool) -> tuple[str | None, float | None, tuple[str, ...], str]:
         """The right formula and its error, the ids of the mistakes, and what they are in words."""
-        right = None if self.target is None else known.nearest_right_form(self.target, self.used, self.style)
+        forms = [] if self.target is None else known.nearest_right_forms(self.target, self.used, self.style)
+        right = next((form for form in forms if self.holds(form)), None)  # some are right without dropout only
         ids, why = self.recognise() if fits and self.target is not None else ((), "")
         if right is None or not ids:
             mended = repair(self.equation, self.holds)
@@ -235,10 +236,10 @@ class _Audit:
         wrong = next((s for s in self.equation.sides if s != target), None)
         if target is None or wrong is None:
             return (), ""
-        candidates: list[tuple[str, str, object]] = [("", "", target)]
+        candidates: list[tuple[str, str, Expression]] = [("", "", target)]
         candidates += [(m.id, m.why, side) for m, side in known.mistakes_of(target, self.style)]
         for id_, why, side in candidates:
-            ratios = [self.ratio(Equation((wrong, side)), values) for values in self.at]  # type: ignore[arg-type]
+            ratios = [self.ratio(Equation((wrong, side)), values) for values in self.at]
             if any(r is None for r in ratios):
                 continue
             for factor_id, factor, words in _FACTORS:
