@@ -79,6 +79,8 @@ _OF_SCORES = (
     ("mean-for-row-sum", "A * (dA - rowmean(dA))", "The row term is a sum weighted by A, not a mean of dA."),
     ("mean-for-row-sum", "A * (dA - rowmean(A * dA))", "The row term is the row sum of A * dA, not its mean."),
     ("row-term-unweighted", "dA * A - rowsum(dA * A)", "The row term lacks its factor A."),
+    ("weights-missing", "dA - rowsum(A * dA)", "The factor A before the difference is missing."),
+    ("weights-missing", "dA - A * rowsum(A * dA)", "The first term lacks its factor A."),
     ("sum-over-columns", "A * (dA - colsum(A * dA))", "The sum runs down the columns; it must run along each row."),
     ("sum-over-all", "A * (dA - sum(A * dA))", "The sum runs over all rows; it must run along each row alone."),
     ("softmax-skipped", "dA", "dA is the gradient behind the softmax; its Jacobian is skipped."),

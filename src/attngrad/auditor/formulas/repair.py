@@ -70,10 +70,14 @@ def _here(x: Expression) -> Iterator[Edit]:
 
 def _of_binary(x: Binary) -> Iterator[Edit]:
     if x.op == "@":
-        yield Edit(replace(x, left=x.right, right=x.left), "factors-exchanged", "the factors must change places")
+        yield Edit(
+            replace(x, left=x.right, right=x.left), "factors-exchanged", f"the factors of {show(x)} must change places"
+        )
         yield Edit(replace(x, op="*"), "product-kind", f"{show(x)} must be a product entry by entry")
     elif x.op == "*":
         yield Edit(replace(x, op="@"), "product-kind", f"{show(x)} must be a matrix product")
+        yield Edit(x.left, "factor-too-many", f"the factor {show(x.right)} does not belong")
+        yield Edit(x.right, "factor-too-many", f"the factor {show(x.left)} does not belong")
     elif x.op in "+-":
         yield Edit(replace(x, op="-" if x.op == "+" else "+"), "sign", f"the sign before {show(x.right)} is wrong")
         yield Edit(x.left, "term-too-many", f"the term {show(x.right)} does not belong")
