@@ -30,6 +30,8 @@ _HOME = {
     "Options": "_options",
     "Operands": "_options",
     "MultiHeadAttention": "layers",
+    "trace": "explain.trace",
+    "Trace": "explain.trace",
     "get_num_threads": "_threads",
     "set_num_threads": "_threads",
 }
@@ -41,6 +43,7 @@ __all__ = [
     "MultiHeadAttention",
     "Operands",
     "Options",
+    "Trace",
     "__version__",
     "attention",
     "attention_weights",
@@ -58,6 +61,7 @@ __all__ = [
     "set_num_threads",
     "softmax_jacobian",
     "testing",
+    "trace",
     "vjp",
 ]
 
@@ -77,6 +81,7 @@ if TYPE_CHECKING:
     from attngrad._options import Gradients, Operands, Options
     from attngrad._threads import get_num_threads, set_num_threads
     from attngrad.auditor.formulas import FormulaReport, audit_formula
+    from attngrad.explain.trace import Trace, trace
     from attngrad.layers import MultiHeadAttention
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,35 +11,21 @@ import numpy as np
 import numpy.typing as npt
 
 from attngrad._arrays import BFLOAT16
+from attngrad._files import FilePath, replace
 from attngrad._options import fail
 
 NDArray = npt.NDArray[Any]
-FilePath = str | os.PathLike[str]
 
 _KEY = "attngrad"
 _DTYPES = {"F64": np.dtype(np.float64), "F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": BFLOAT16}
 
 
 def write(path: FilePath, tensors: Mapping[str, NDArray], config: Mapping[str, object]) -> None:
-    """Write all or nothing: to a temporary file beside ``path``, then rename it over ``path``; errors name ``path``."""
+    """Write all or nothing."""
     from safetensors.numpy import save
 
-    target = Path(path)
     data = save({name: np.ascontiguousarray(x) for name, x in tensors.items()}, {_KEY: json.dumps(config)})
-    temporary = target.with_name(f".{secrets.token_hex(8)}.tmp")
-    try:
-        with temporary.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
-    except OSError as error:
-        if error.filename is None:
-            raise
-        raise OSError(error.errno, error.strerror, os.fspath(path)) from error
-    finally:
-        with contextlib.suppress(OSError):  # where the directory is missing, or none, there is nothing to remove
-            temporary.unlink(missing_ok=True)
+    replace(path, data)
 
 
 def read(function: str, path: FilePath, kind: str) -> tuple[dict[str, NDArray], dict[str, Any]]:

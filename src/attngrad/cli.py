@@ -43,11 +43,11 @@ def demo(seed: int) -> None:
     from rich.console import Console
 
     from attngrad import errata as errata_module
-    from attngrad.explain import terminal
+    from attngrad.explain import check, terminal
 
     console = Console()
     terminal.worked_example(console, seed)
-    terminal.gradient_check(console, seed)
+    check.gradient_check(console, seed)
     console.rule("[bold]Errata[/bold]", align="left")
     errata_module.render(errata_module.run(seed=seed), console)
 
@@ -78,9 +78,9 @@ def check(seed: int) -> None:
     """Check VJP, JVP and HVP against the complex step, with every option on."""
     from rich.console import Console
 
-    from attngrad.explain import terminal
+    from attngrad.explain.check import gradient_check
 
-    if not terminal.gradient_check(Console(), seed):
+    if not gradient_check(Console(), seed):
         raise SystemExit(1)
 
 

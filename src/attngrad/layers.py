@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, Self, Unpack
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -23,9 +23,13 @@ from attngrad import _checkpoint, _torch_state
 from attngrad import _layer_checks as checks
 from attngrad._arrays import ACCUMULATE, kind_of
 from attngrad._attention import jvp, second_order, vjp
+from attngrad._files import FilePath
 from attngrad._linear import affine, affine_hvp, affine_jvp, affine_vjp, merge, split
 from attngrad._options import Gradients, OptionArguments, check_flag, check_like, fail, require_numpy
 from attngrad._rope import Rotation, rotation
+
+if TYPE_CHECKING:
+    from attngrad.explain.trace import Trace
 
 NDArray = npt.NDArray[Any]
 
@@ -445,15 +449,46 @@ class MultiHeadAttention:
     def _widen(self, arrays: Mapping[str, NDArray]) -> dict[str, NDArray]:
         return {name: a.astype(self._wide, copy=False) for name, a in arrays.items()}
 
+    def trace(
+        self,
+        query: NDArray,
+        dy: NDArray | None = None,
+        *,
+        key: NDArray | None = None,
+        value: NDArray | None = None,
+        tokens: Sequence[str] | None = None,
+        **options: Unpack[OptionArguments],
+    ) -> Trace:
+        """Every intermediate of a forward and, given dy, a backward pass: an ``attngrad.trace`` with the projections.
+
+        Its names are those of ``attngrad.trace`` and X, W_q, ..., Y, dY, dW_o, dW_q, ..., dX; cross-attention adds X_k
+        and X_v. Computed in float64; keeps nothing for backward, and adds nothing to grads.
+
+        >>> layer = MultiHeadAttention(4, 2)
+        >>> x = np.ones((3, 4), np.float32)
+        >>> layer.trace(x, x)["dW_q"].formula
+        'X^T dQ'
+        """
+        from attngrad.explain.layer import trace_layer
+        from attngrad.explain.trace import check_tokens
+
+        function = f"{_NAME}.trace"
+        call = self._check(function, query, key, value, options)
+        if dy is not None:
+            require_numpy(function, dy=dy)
+            check_like(function, "dy", dy, (*query.shape[:-1], self.params["w_o"].shape[1]), self.dtype, "the output")
+        sizes = (query.shape[-2], call.inputs[call.source["k"]].shape[-2])
+        return trace_layer(self, call, dy, options, check_tokens(function, tokens, *sizes))
+
     # --- files and PyTorch -------------------------------------------------------------------------------------------
 
-    def save(self, path: _checkpoint.FilePath) -> None:
+    def save(self, path: FilePath) -> None:
         """Write parameters and configuration to a safetensors file, all or nothing."""
         checks.check_params(f"{_NAME}.save", self.params, self.grads, self.dtype)
         _checkpoint.write(path, self.params, {"layer": _NAME, **self._config._asdict()})
 
     @classmethod
-    def load(cls, path: _checkpoint.FilePath) -> Self:
+    def load(cls, path: FilePath) -> Self:
         """The layer that ``save`` wrote, bit for bit."""
         function = f"{_NAME}.load({os.fspath(path)!r})"
         tensors, config = _checkpoint.read(function, path, _NAME)

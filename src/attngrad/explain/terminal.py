@@ -1,165 +1,211 @@
-"""The worked backward pass and the gradient check, in the terminal."""
+"""A trace in the terminal: every matrix as numbers on a signed heat, and what must hold; and the worked example."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from attngrad import reference
-from attngrad._options import Gradients, Tangents, bind
 from attngrad.explain.marks import mark
-from attngrad.layers import MultiHeadAttention
-from attngrad.testing import complex_step_hvp, complex_step_jvp, complex_step_vjp, relative_error
+from attngrad.explain.rules import STAGES
+from attngrad.explain.windows import Matrix, check_place, matrix, number, shown
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
     from rich.table import Table
+
+    from attngrad.explain.terms import Explanation
+    from attngrad.explain.trace import Trace
 
 NDArray = npt.NDArray[Any]
 
-# name, formula; in the order of the data flow. Notation: docs/notation.md
-FORWARD = (
-    ("Q, K, V", "X W_q, X W_k, X W_v by heads"),
-    ("Z", "scale Q K^T"),
-    ("S", "Z + bias, masked"),
-    ("L", "log sum exp of a row of S"),
-    ("A", "exp(S - L)"),
-    ("O", "A V"),
-)
-BACKWARD = (
-    ("dV", "A^T dO"),
-    ("dA", "dO V^T"),
-    ("delta", "rowsum(dO o O)"),
-    ("dS", "A o (dA - delta)"),
-    ("dQ", "scale dS K"),
-    ("dK", "scale dS^T Q"),
-)
-TOLERANCE = 1e-12
+CELL = 7
+ROWS = 12
+GAP = 3
 BLUE, ORANGE = (33, 102, 172), (230, 97, 1)  # told apart in all common kinds of colour blindness
 
 
-def heat_table(matrix: NDArray, title: str) -> Table:
-    """A small matrix as a table of numbers on a signed heat: blue below zero, orange above."""
+def heat_table(m: Matrix) -> Table:
+    """A small matrix as a table of numbers on a signed heat: blue below zero, orange above, a dot where hidden."""
     from rich.style import Style
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title, title_justify="left", box=None, padding=(0, 0), show_header=False, pad_edge=False)
-    for _ in range(matrix.shape[1]):
-        table.add_column(justify="right", no_wrap=True, overflow="crop")
-    largest = float(np.max(np.abs(matrix))) or 1.0
-    for row in matrix:
-        cells = []
-        for value in row:
-            strength = abs(float(value)) / largest
+    table = Table(box=None, padding=(0, 0), show_header=bool(m.columns), pad_edge=False, header_style="dim")
+    if m.rows:
+        table.add_column("", no_wrap=True, style="dim")
+    for j in range(m.values.shape[1]):
+        label = Text(_cut(m.columns[j], CELL - 1) + " ") if m.columns else ""
+        table.add_column(label, justify="right", no_wrap=True, overflow="crop")
+    finite = np.abs(m.values[np.isfinite(m.values)])
+    largest = float(finite.max(initial=0.0)) or 1.0
+    for i, row in enumerate(m.values):
+        cells = [Text(_cut(m.rows[i], CELL) + " ")] if m.rows else []
+        for value, hidden in zip(row, m.hidden[i], strict=True):
+            if hidden:
+                cells.append(Text(f"{'.':>{CELL - 1}} ", "dim"))
+                continue
+            strength = min(1.0, abs(float(value)) / largest) if np.isfinite(value) else 0.0
             red, green, blue = (round(255 + (c - 255) * strength) for c in (ORANGE if value > 0 else BLUE))
             ink = "white" if strength > 0.7 else "black"
-            cells.append(Text(f"{value:6.2f} ", Style(color=ink, bgcolor=f"rgb({red},{green},{blue})")))
+            style = Style(color=ink, bgcolor=f"rgb({red},{green},{blue})")
+            cells.append(Text(f"{number(float(value)):>{CELL - 1}} ", style))
         table.add_row(*cells)
     return table
 
 
+def _cut(label: str, width: int) -> str:
+    """A label of at most ``width`` columns, control characters and wide characters told by their escape."""
+    plain = "".join(c if c.isprintable() and ord(c) < 0x1100 else f"\\u{ord(c):x}" for c in label)
+    return plain if len(plain) <= width else plain[: width - 1] + "~"
+
+
+class _Block:
+    """A matrix with its title, and the columns that it takes."""
+
+    def __init__(self, trace: Trace, m: Matrix) -> None:
+        rule = trace.rules[m.name]
+        self.lines = [
+            f"[bold]{m.name}[/bold] = {rule.formula}" if rule.entry else f"[bold]{m.name}[/bold]  {rule.formula}"
+        ]
+        self.matrix = m
+        title = len(m.name) + 3 + len(rule.formula)
+        if m.cut:
+            self.lines.append(f"[dim]{m.cut}[/dim]")
+        body = m.values.shape[1] * CELL + (min(CELL, max(map(len, m.rows))) + 1 if m.rows else 0)
+        self.width = max(title, len(m.cut), body)
+
+    def render(self) -> RenderableType:
+        from rich.console import Group
+
+        return Group(*self.lines, heat_table(self.matrix))
+
+
+def render(trace: Trace, console: Console | None = None, *, head: int = 0, batch: int = 0) -> None:
+    """Print every step of one head, side by side where there is room, and the invariants."""
+    from rich.console import Console
+    from rich.table import Table
+
+    check_place("trace.print", trace, head, batch)
+    console = console or Console(highlight=False)
+    width = console.width
+    console.print(trace.summary(), highlight=False)
+    several = trace.operands.heads > 1 or len(trace.operands.q.shape) > 3
+    where = ", ".join([f"head {head}"] + ([f"batch {batch}"] if len(trace.operands.q.shape) > 3 else []))
+    for stage, title in STAGES.items():
+        names = [n for n in shown(trace) if trace.rules[n].stage == stage]
+        if not names:
+            continue
+        console.print()
+        console.rule(f"[bold]{title}[/bold]" + (f" [dim]({where})[/dim]" if several else ""), align="left")
+        room = max(1, (width - CELL - 1) // CELL) if trace.tokens else max(1, width // CELL)
+        blocks = [_Block(trace, matrix(trace, n, head, batch, ROWS, room)) for n in names]
+        for line in _pack(blocks, width):
+            grid = Table.grid(padding=(0, GAP, 0, 0), pad_edge=False)
+            for block in line:
+                grid.add_column(min_width=min(block.width, width), no_wrap=len(line) > 1)
+            grid.add_row(*(block.render() for block in line))
+            console.print(grid, highlight=False)
+            console.print()
+    console.rule("[bold]What must hold[/bold]", align="left")
+    invariant_lines(console, trace)
+
+
+def _pack(blocks: Sequence[_Block], width: int) -> list[list[_Block]]:
+    """Blocks in lines, each as full as the width allows."""
+    lines: list[list[_Block]] = []
+    used = 0
+    for block in blocks:
+        if lines and used + GAP + block.width <= width:
+            lines[-1].append(block)
+            used += GAP + block.width
+        else:
+            lines.append([block])
+            used = block.width
+    return lines
+
+
+def invariant_lines(console: Console, trace: Trace) -> None:
+    """A line for each invariant: its mark, the claim, the error."""
+    longest = max((len(i.claim) for i in trace.invariants), default=0)
+    for i in trace.invariants:
+        console.print(mark(console, i.holds), f"{i.claim:<{longest}}  off by {i.error:.0e}", highlight=False)
+
+
+def explanation(console: Console, found: Explanation, difference: float | None = None) -> None:
+    """Print the sum behind one entry, and what finite differences make of it."""
+    console.print(
+        f"[bold]{found.name}[/bold]\\[{found.index}] = {_escape(found.entry or found.formula)}", highlight=False
+    )
+    if found.note:
+        console.print(f"[dim]{found.note}[/dim]", highlight=False)
+    table = plain_table("", "term", "numbers", "product", wraps="term")
+    for term in found.terms:
+        labels = " * ".join(label for label, _ in term.factors)
+        numbers = " * ".join(f"{value:.4f}" for _, value in term.factors)
+        table.add_row("-" if term.sign < 0 else "+", _escape(labels), numbers, f"{term.value: .6f}")
+    if found.terms:
+        console.print(table, highlight=False)
+    last = {
+        "scale": f"times the scale, {found.factor:.6f}",
+        "log": f"the logarithm of the sum, plus m = {found.factor:.6f}",
+        "exp": "the exponential of the sum",
+        "": "the sum",
+    }[found.outer]
+    console.print(f"{last if found.terms else 'the value'}: [bold]{found.value:.6f}[/bold]", highlight=False)
+    if difference is not None:
+        console.print(f"by finite differences: {difference:.6f}", highlight=False)
+
+
+def _escape(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)
+
+
+def summary_table(trace: Trace, names: Sequence[str], head: int = 0) -> Table:
+    """Name, formula, shape and one entry of each step."""
+    table = plain_table("", "is", "shape", "one entry", wraps="is")
+    stage = ""
+    for name in names:
+        rule, array = trace.rules[name], trace[name].value
+        if rule.stage != stage:
+            stage = rule.stage
+            table.add_row(f"[dim]{stage}[/dim]")
+        m = matrix(trace, name, head, 0, array.shape[-1] + array.shape[-2], 1)
+        shape = " x ".join(map(str, array.shape))
+        table.add_row(f"[bold]{name}[/bold]", rule.formula, shape, f"{m.values[-1, 0]: .4f}")
+    return table
+
+
+WORKED = ("Q", "K", "V", "Z", "S", "L", "A", "O", "dO", "dV", "dA", "delta", "dS", "dQ", "dK")
+
+
 def worked_example(console: Console, seed: int = 0) -> None:
     """Print one forward and backward pass of a layer: d_model 128, 4 heads, batch 32, 10 tokens, causal."""
+    from attngrad.layers import MultiHeadAttention
+
     rng = np.random.default_rng(seed)
     layer = MultiHeadAttention(128, 4, dtype=np.float64, rng=seed)
-    x_in, dy = rng.standard_normal((2, 32, 10, 128))
-    q, k, v = (np.moveaxis((x_in @ layer.params[w]).reshape(32, 10, 4, 32), 2, 1) for w in ("w_q", "w_k", "w_v"))
-    dout = np.moveaxis((dy @ layer.params["w_o"].T).reshape(32, 10, 4, 32), 2, 1)
-    x, o, _ = bind("worked_example", q, k, v, {"causal": True})
-    f = reference.forward(x, o)
-    b = reference.backward(x, o, f, dout)
-    arrays = {
-        "Q, K, V": x.q,
-        "Z": f.z,
-        "S": f.scores,
-        "L": f.lse,
-        "A": f.weights,
-        "O": f.out,
-        "dV": b.grads.v,
-        "dA": b.dweights,
-        "delta": b.delta,
-        "dS": b.dscores,
-        "dQ": b.grads.q,
-        "dK": b.grads.k,
-    }
-
+    x, dy = rng.standard_normal((2, 32, 10, 128))
+    trace = layer.trace(x, dy, causal=True)
     console.rule("[bold]A worked backward pass[/bold]", align="left")
     console.print("One causal layer: d_model 128, 4 heads, batch 32, 10 tokens; float64.\n")
-    table = _table("", "is", "shape", "one entry", wraps="is")
-    for name_of_pass, lines in (("forward", FORWARD), ("backward", BACKWARD)):
-        table.add_row(f"[dim]{name_of_pass}[/dim]")
-        for name, formula in lines:
-            array = arrays[name]
-            entry = float(array[0, 0, -1] if array.ndim == 3 else array[0, 0, -1, 0])
-            table.add_row(f"[bold]{name}[/bold]", formula, " x ".join(map(str, array.shape)), f"{entry: .4f}")
-    console.print(table)
+    console.print(summary_table(trace, WORKED))
+    for name, title in (
+        ("A", "A, batch 0, head 0: rows sum to 1"),
+        ("dS", "dS = A o (dA - delta), the one matrix behind dQ and dK: rows sum to 0"),
+    ):
+        console.print(f"\n{title}", highlight=False, style="italic")
+        console.print(heat_table(matrix(trace, name, 0, 0, 10, min(10, console.width // CELL))))
     console.print()
-    console.print(heat_table(f.weights[0, 0], "A, batch 0, head 0: rows sum to 1"))
-    console.print()
-    console.print(heat_table(b.dscores[0, 0], "dS = A o (dA - delta), the one matrix behind dQ and dK: rows sum to 0"))
-    console.print()
-
-    t = Tangents(*(rng.standard_normal(a.shape) for a in (q, k, v)))
-    out_dot = reference.forward_tangent(x, o, f, t).out_dot
-    along = sum(float(np.sum(g * d)) for g, d in zip(b.grads, t, strict=True) if g is not None)
-    invariants = {
-        "rows of A sum to 1": relative_error(f.weights.sum(-1), np.ones(f.lse.shape)),
-        "rows of dS sum to 0": float(np.max(np.abs(b.dscores.sum(-1)))),
-        "delta = rowsum(A o dA)": relative_error((f.weights * b.dweights).sum(-1), b.delta),
-        "<dO, JVP(t)> = <VJP(dO), t>": abs(float(np.sum(dout * out_dot)) - along) / abs(along),
-    }
-    for claim, error in invariants.items():
-        console.print(mark(console, error < TOLERANCE), f"{claim:<29} off by {error:.0e}")
-    console.print()
+    invariant_lines(console, trace)
+    console.print("\nEvery matrix of a small one: attngrad explain. As a page: attngrad explain --format html --open\n")
 
 
-def gradient_check(console: Console, seed: int = 0) -> bool:
-    """Print how far each derivative is from the complex step, with every option on; True if none exceeds TOLERANCE."""
-    rng = np.random.default_rng(seed)
-    q, k, v = (rng.standard_normal(n) for n in ((2, 4, 3, 5), (2, 2, 6, 5), (2, 2, 6, 4)))
-    options: dict[str, Any] = {
-        "causal": True,
-        "window": (4, None),
-        "mask": rng.random((3, 6)) > 0.2,
-        "bias": rng.standard_normal((4, 1, 6)),
-        "softcap": 2.0,
-        "sinks": rng.standard_normal(4),
-        "dropout": 0.2,
-        "seed": seed,
-    }
-    inputs = (q, k, v, options["bias"], options["sinks"])
-    t = Tangents(*(rng.standard_normal(a.shape) for a in inputs))
-    dout, dout_dot = rng.standard_normal((2, 2, 4, 3, 4))
-
-    from attngrad import hvp, jvp, vjp
-
-    _, pullback = vjp(q, k, v, **options)
-    _, out_dot = jvp((q, k, v), t[:3], bias_dot=t.bias, sinks_dot=t.sinks, **options)
-    _, grads_dot = hvp((q, k, v), t[:3], dout, dout_dot, bias_dot=t.bias, sinks_dot=t.sinks, **options)
-    rows: list[tuple[str, str, float]] = []
-    truth = complex_step_vjp(q, k, v, dout, **options)
-    rows += [("VJP", f"d{n}", relative_error(a, b)) for n, a, b in _pairs(pullback(dout), truth)]
-    rows += [("JVP", "out_dot", relative_error(out_dot, complex_step_jvp(q, k, v, t, **options)[0]))]
-    truth = complex_step_hvp(q, k, v, t, dout, dout_dot, **options)
-    rows += [("HVP", f"d{n}_dot", relative_error(a, b)) for n, a, b in _pairs(grads_dot, truth)]
-
-    console.rule("[bold]Gradient check[/bold]", align="left")
-    console.print(
-        "Each derivative against the complex step: causal, window, mask, bias, softcap, sinks, dropout, GQA.\n"
-    )
-    table = _table("pass", "result", "relative error", "")
-    for i, (name, result, error) in enumerate(rows):
-        first = i == 0 or rows[i - 1][0] != name
-        table.add_row(f"[bold]{name}[/bold]" if first else "", result, f"{error:.1e}", mark(console, error < TOLERANCE))
-    console.print(table)
-    console.print()
-    return all(error < TOLERANCE for _, _, error in rows)
-
-
-def _table(*columns: str, wraps: str | None = None) -> Table:
+def plain_table(*columns: str, wraps: str | None = None) -> Table:
     """A table without lines. In a narrow terminal the column ``wraps`` takes more rows, and none is cut."""
     from rich.table import Table
 
@@ -167,7 +213,3 @@ def _table(*columns: str, wraps: str | None = None) -> Table:
     for column in columns:
         table.add_column(column, no_wrap=column != wraps, overflow="fold")
     return table
-
-
-def _pairs(a: Gradients, b: Gradients) -> list[tuple[str, NDArray, NDArray]]:
-    return [(n, x, y) for n, x, y in zip(Gradients._fields, a, b, strict=True) if x is not None and y is not None]

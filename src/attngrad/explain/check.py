@@ -1,0 +1,67 @@
+"""The gradient check: every derivative beside the complex step, with every option on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from attngrad._options import Gradients, Tangents
+from attngrad.explain.marks import mark
+from attngrad.explain.terminal import plain_table
+from attngrad.testing import complex_step_hvp, complex_step_jvp, complex_step_vjp, relative_error
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+NDArray = npt.NDArray[Any]
+
+TOLERANCE = 1e-12
+
+
+def gradient_check(console: Console, seed: int = 0) -> bool:
+    """Print how far each derivative is from the complex step, with every option on; True if none exceeds TOLERANCE."""
+    rng = np.random.default_rng(seed)
+    q, k, v = (rng.standard_normal(n) for n in ((2, 4, 3, 5), (2, 2, 6, 5), (2, 2, 6, 4)))
+    options: dict[str, Any] = {
+        "causal": True,
+        "window": (4, None),
+        "mask": rng.random((3, 6)) > 0.2,
+        "bias": rng.standard_normal((4, 1, 6)),
+        "softcap": 2.0,
+        "sinks": rng.standard_normal(4),
+        "dropout": 0.2,
+        "seed": seed,
+    }
+    inputs = (q, k, v, options["bias"], options["sinks"])
+    t = Tangents(*(rng.standard_normal(a.shape) for a in inputs))
+    dout, dout_dot = rng.standard_normal((2, 2, 4, 3, 4))
+
+    from attngrad import hvp, jvp, vjp
+
+    _, pullback = vjp(q, k, v, **options)
+    _, out_dot = jvp((q, k, v), t[:3], bias_dot=t.bias, sinks_dot=t.sinks, **options)
+    _, grads_dot = hvp((q, k, v), t[:3], dout, dout_dot, bias_dot=t.bias, sinks_dot=t.sinks, **options)
+    rows: list[tuple[str, str, float]] = []
+    truth = complex_step_vjp(q, k, v, dout, **options)
+    rows += [("VJP", f"d{n}", relative_error(a, b)) for n, a, b in _pairs(pullback(dout), truth)]
+    rows += [("JVP", "out_dot", relative_error(out_dot, complex_step_jvp(q, k, v, t, **options)[0]))]
+    truth = complex_step_hvp(q, k, v, t, dout, dout_dot, **options)
+    rows += [("HVP", f"d{n}_dot", relative_error(a, b)) for n, a, b in _pairs(grads_dot, truth)]
+
+    console.rule("[bold]Gradient check[/bold]", align="left")
+    console.print(
+        "Each derivative against the complex step: causal, window, mask, bias, softcap, sinks, dropout, GQA.\n"
+    )
+    table = plain_table("pass", "result", "relative error", "")
+    for i, (name, result, error) in enumerate(rows):
+        first = i == 0 or rows[i - 1][0] != name
+        table.add_row(f"[bold]{name}[/bold]" if first else "", result, f"{error:.1e}", mark(console, error < TOLERANCE))
+    console.print(table)
+    console.print()
+    return all(error < TOLERANCE for _, _, error in rows)
+
+
+def _pairs(a: Gradients, b: Gradients) -> list[tuple[str, NDArray, NDArray]]:
+    return [(n, x, y) for n, x, y in zip(Gradients._fields, a, b, strict=True) if x is not None and y is not None]

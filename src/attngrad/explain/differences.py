@@ -1,0 +1,91 @@
+"""Entries of a trace by central differences: the same numbers, from nothing but the pass before."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from attngrad import reference
+from attngrad._dense import drop
+from attngrad._options import Operands, Tangents, fail
+from attngrad.explain.invariants import tangents_of
+
+if TYPE_CHECKING:
+    from attngrad.explain.trace import Trace
+
+NDArray = npt.NDArray[Any]
+
+_OPERAND = {"dQ": "q", "dK": "k", "dV": "v", "dbias": "bias", "dsigma": "sinks"}
+_MATRIX = ("dA", "dS", "dZ")
+
+
+def difference(t: Trace, name: str, index: tuple[int, ...], step: float) -> float:
+    """The entry of ``name`` at ``index`` by (f(x + step) - f(x - step)) / (2 step)."""
+    if name.endswith("_dot") and t.rules[name].entry:
+        ends = [_moved(t, name, sign * step)[index] for sign in (1, -1)]
+    elif name in _OPERAND or name in _MATRIX or name in ("dO", "dL"):
+        ends = [_loss(t, name, index, sign * step) for sign in (1, -1)]
+    else:
+        known = [n for n in t if n in _OPERAND or n in _MATRIX or (n.endswith("_dot") and t.rules[n].entry)]
+        rule = f"be a derivative: {', '.join(known) or 'none is in this trace; give dout or tangents'}"
+        fail(ValueError, "trace.finite_difference", "name", rule, repr(name))
+    # equal ends may both be -inf, at what is hidden
+    return 0.0 if ends[0] == ends[1] else float((ends[0] - ends[1]) / (2.0 * step))
+
+
+def _loss(t: Trace, name: str, index: tuple[int, ...], step: float) -> float:
+    """<dO, O> + <dL, L> where the entry that ``name`` is the gradient at has moved by ``step``."""
+    x, o = t.operands, t.options
+    dout, dlse = t["dO"].value, t["dL"].value if "dL" in t else None
+    if name in ("dO", "dL"):
+        moved = {"dO": t["O"].value.copy(), "dL": t["L"].value.copy()}
+        moved[name][index] += step
+        return _pairing(dout, moved["dO"], dlse, moved["dL"])
+    if name == "dA":
+        weights = t["A"].value.copy()
+        weights[index] += step
+        v = np.repeat(x.v, x.group, axis=-3) if x.group > 1 else x.v
+        out = drop(weights, t["M"].value if "M" in t else None) @ v
+        return float(np.sum(np.where(np.any(t.visible, axis=-1, keepdims=True), dout * out, 0.0)))
+    if name in _OPERAND:
+        field = _OPERAND[name]
+        array = getattr(x, field).copy()
+        array[index] += step
+        f = reference.forward(x._replace(**{field: array}), o)
+    else:
+        # S moves as a bias moves it; Z moves S by what the cap makes of it
+        bias = np.zeros(x.scores_shape) if x.bias is None else np.broadcast_to(x.bias, x.scores_shape).copy()
+        if name == "dZ":
+            cap, z = reference.SoftCap(o.softcap), t["Z"].value[index]
+            step = float(cap.value(np.float64(z + step)) - cap.value(np.float64(z)))
+        bias[index] += step
+        f = reference.forward(x._replace(bias=bias), o)
+    return _pairing(dout, f.out, dlse, f.lse)
+
+
+def _pairing(dout: NDArray, out: NDArray, dlse: NDArray | None, lse: NDArray) -> float:
+    total = float(np.sum(dout * out))
+    return total if dlse is None else total + float(np.sum(np.where(np.isfinite(lse), dlse * lse, 0.0)))
+
+
+def _moved(t: Trace, name: str, step: float) -> NDArray:
+    """The step whose tangent ``name`` is, where everything has moved by ``step`` along the tangents."""
+    from attngrad.explain.trace import compute
+
+    x, direction = t.operands, tangents_of(t)
+
+    def along(value: Any, tangent: Any) -> Any:
+        return value if tangent is None or value is None else value + step * tangent
+
+    fields = {f: along(getattr(x, f), d) for f, d in zip(Tangents._fields, direction, strict=True)}
+    moved: Operands = x._replace(**fields)
+    dout = along(_get(t, "dO"), _get(t, "dO_dot"))
+    dlse = along(_get(t, "dL"), _get(t, "dL_dot"))
+    values, _ = compute(moved, t.options, dout, dlse, None, None, None)
+    return values[name.removesuffix("_dot")]
+
+
+def _get(t: Trace, name: str) -> NDArray | None:
+    return t[name].value if name in t else None

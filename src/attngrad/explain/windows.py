@@ -1,0 +1,99 @@
+"""What every rendering shares: the matrix of one head, cut to what fits, and numbers of six characters."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from attngrad._options import check_integer, fail
+from attngrad.explain.rules import KEY_SIDE
+from attngrad.explain.terms import ZERO_WHERE_HIDDEN
+
+if TYPE_CHECKING:
+    from attngrad.explain.trace import Trace
+
+NDArray = npt.NDArray[Any]
+
+
+class Matrix(NamedTuple):
+    """A step of one head as a matrix: a window of it, which entries are hidden, the labels, and what was cut."""
+
+    name: str
+    values: NDArray
+    hidden: npt.NDArray[np.bool_]
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    cut: str
+
+
+def check_place(function: str, trace: Trace, head: int, batch: int) -> None:
+    """``head`` and ``batch`` are in the trace."""
+    x = trace.operands
+    for argument, value, n in (("head", head, x.heads), ("batch", batch, math.prod(x.q.shape[:-3]))):
+        if not 0 <= check_integer(function, argument, value) < n:
+            fail(ValueError, function, argument, f"be in [0, {n})", value)
+
+
+def matrix(trace: Trace, name: str, head: int, batch: int, rows: int, columns: int) -> Matrix:
+    """The step ``name`` at query head ``head`` (its key head, for K and V), at most ``rows`` by ``columns``."""
+    rule, x = trace.rules[name], trace[name].value
+    operands = trace.operands
+    index = rule.letters
+    if name in ("bias", "bias_dot", "dbias", "dbias_dot"):
+        x = np.broadcast_to(x, (*(1,) * (len(operands.scores_shape) - x.ndim), *x.shape)) if x.ndim < 2 else x
+        lead = x.shape[:-2]
+        places = [int(a) for a in np.unravel_index(batch, operands.q.shape[:-3] or (1,))]
+        where = [*places, head][-len(lead) :] if lead else []
+        x = x[tuple(0 if n == 1 else a for a, n in zip(where, lead, strict=True))]
+    elif index == "h":
+        x = x[:, None]
+    elif name.lstrip("d").split("_")[0] in ("X", "Y"):
+        x = x.reshape(-1, *x.shape[-2:])[batch]
+    elif name.lstrip("d").split("_")[0] in ("W", "b"):
+        x = np.atleast_2d(x)
+    else:
+        heads = operands.heads // (trace.group if name in KEY_SIDE else 1)
+        own = head // (trace.group if name in KEY_SIDE else 1)
+        x = x.reshape(-1, heads, *x.shape[-len(index) :])[batch, own]
+        x = x[:, None] if len(index) == 1 else x
+    hidden = np.zeros(x.shape, bool)
+    if index == "ij" and name in ZERO_WHERE_HIDDEN and x.shape == operands.scores_shape[-2:]:
+        hidden = ~trace.visible.reshape(-1, operands.heads, *x.shape)[batch, head]
+    t, s = x.shape
+    parts = [f"rows 0 to {rows - 1} of {t}"] if t > rows else []
+    parts += [f"columns 0 to {columns - 1} of {s}"] if s > columns else []
+    row_labels, column_labels = _labels(trace, index)
+    return Matrix(
+        name, x[:rows, :columns], hidden[:rows, :columns], row_labels[:rows], column_labels[:columns], ", ".join(parts)
+    )
+
+
+def _labels(trace: Trace, index: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The tokens along the rows and columns of a step; none where there are none."""
+    if trace.tokens is None:
+        return (), ()
+    by_letter = {"i": trace.tokens[0], "j": trace.tokens[1]}
+    return by_letter.get(index[0], ()), by_letter.get(index[1:], ())
+
+
+def number(value: float, digits: int = 2) -> str:
+    """``value`` in about six characters: -0.12, 3e-16, -inf.
+
+    >>> number(-0.125), number(3.2e-16), number(-12345.0), number(0.0), number(float("-inf"))
+    ('-0.12', '3e-16', '-1e4', '0.00', '-inf')
+    """
+    if not math.isfinite(value):
+        return f"{value}"
+    if value == 0.0 or 0.5 * 10.0**-digits <= abs(value) < 999.5:
+        return f"{value:.{digits}f}"
+    return re.sub(r"e([+-])0*(\d)", lambda m: f"e{m[1].strip('+')}{m[2]}", f"{value:.0e}")
+
+
+def shown(trace: Trace) -> list[str]:
+    """The steps worth showing: dZ is dS where there is no softcap, and sines tell nothing."""
+    plain = trace.options.softcap is None
+    return [n for n in trace if not (plain and n in ("dZ", "dZ_dot")) and not n.startswith(("cos_", "sin_"))]
