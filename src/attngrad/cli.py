@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from attngrad.bench.cli import command as bench
+from attngrad.explain.cli import command as explain
 
 
 class _Commands(click.Group):
@@ -32,7 +33,8 @@ _seed = click.option(
 def main() -> None:
     """Every derivative of attention, exact, fast, and explained.
 
-    Start with `attngrad demo`: a worked backward pass, a gradient check, and the errata.
+    Start with `attngrad demo`: a worked backward pass, a gradient check, and the errata. Then every number of a
+    small one: `attngrad explain`; as a page: `attngrad explain --format html --open`.
     """
 
 
@@ -113,6 +115,7 @@ def info() -> None:
 
 
 main.add_command(bench)
+main.add_command(explain)
 
 
 if __name__ == "__main__":

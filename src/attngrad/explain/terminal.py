@@ -136,9 +136,8 @@ def invariant_lines(console: Console, trace: Trace) -> None:
 
 def explanation(console: Console, found: Explanation, difference: float | None = None) -> None:
     """Print the sum behind one entry, and what finite differences make of it."""
-    console.print(
-        f"[bold]{found.name}[/bold]\\[{found.index}] = {_escape(found.entry or found.formula)}", highlight=False
-    )
+    what = _escape(f"[{found.place}] = {found.entry or found.formula}")
+    console.print(f"[bold]{found.name}[/bold]{what}", highlight=False)
     if found.note:
         console.print(f"[dim]{found.note}[/dim]", highlight=False)
     table = plain_table("", "term", "numbers", "product", wraps="term")

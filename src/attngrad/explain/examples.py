@@ -1,0 +1,171 @@
+"""The inputs of ``attngrad explain``: the built-in example, words, shapes and files."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from attngrad.explain.trace import Trace, trace
+
+NDArray = npt.NDArray[Any]
+
+TOKENS = "the cat sat down"
+SHAPE = (2, 4, 3)
+LARGEST = 4_000_000
+"""Scores of all heads that a trace may have; each is a number of ten matrices."""
+_ARRAYS = ("dout", "dlse", "dout_dot", "dlse_dot")
+_OPTIONS = ("mask", "bias", "sinks", "offset")
+_DOTS = ("q_dot", "k_dot", "v_dot", "bias_dot", "sinks_dot")
+_KNOWN = {"q", "k", "v", *_ARRAYS, *_OPTIONS, *_DOTS, "q_segments", "k_segments", "scale", "softcap"}
+
+
+def from_options(given: Mapping[str, Any]) -> Trace:
+    """The trace that the options of the command ask for."""
+    sources = [name for name in ("input_file", "shape") if given[name] is not None]
+    if len(sources) > 1:
+        raise ValueError("explain: --shape must come without --input; got both. The file has its shape.")
+    tokens = None if given["tokens"] is None else given["tokens"].split()
+    if tokens == []:
+        raise ValueError("explain: --tokens must have at least one word; got none.")
+    if given["input_file"] is not None:
+        if given["kv_heads"] is not None:
+            raise ValueError("explain: --kv-heads must come without --input; got both. The file has its heads.")
+        arrays = read(given["input_file"])
+    else:
+        arrays, tokens = make(given["shape"], given["kv_heads"], tokens, given["seed"])
+    options = _options(given, arrays)
+    q, k, v = (arrays.pop(name) for name in "qkv")
+    _refuse_large(q, k)
+    rng = np.random.default_rng([given["seed"], 1])
+    dots: Any = tuple(arrays.pop(name, None) for name in _DOTS)
+    if given["tangents"] and all(d is None for d in dots):
+        inputs = (q, k, v, options.get("bias"), options.get("sinks"))
+        dots = tuple(None if a is None else rng.standard_normal(a.shape).astype(a.dtype) for a in inputs)
+    if "dout" not in arrays and "dlse" not in arrays:
+        arrays["dout"] = rng.standard_normal((*q.shape[:-1], v.shape[-1])).astype(q.dtype)
+    tangents = None if all(d is None for d in dots) else dots
+    return trace(q, k, v, tangents=tangents, tokens=tokens, **arrays, **options)
+
+
+def make(
+    shape: tuple[int, ...] | None, key_heads: int | None, tokens: list[str] | None, seed: int
+) -> tuple[dict[str, NDArray], list[str] | None]:
+    """Seeded Gaussian inputs; the embedding of a word depends on the word and the seed alone."""
+    if shape is None and tokens is None:
+        tokens = TOKENS.split()
+    if shape is None:
+        shape = (SHAPE[0], len(tokens or ()), SHAPE[2])
+    heads, t, d = (1, *shape)[-3:]
+    if tokens is not None and len(tokens) != t:
+        raise ValueError(f"explain: --tokens must have {t} words, as --shape has tokens; got {len(tokens)}.")
+    key_heads = heads if key_heads is None else key_heads
+    if heads % key_heads:
+        raise ValueError(f"explain: --kv-heads must divide the {heads} heads; got {key_heads}.")
+    rng = np.random.default_rng([seed, 0])
+    leading = shape[:-3]
+    if len(shape) == 2:
+        sizes: dict[str, tuple[int, ...]] = {"q": shape, "k": shape, "v": shape}
+    else:
+        sizes = {"q": (*leading, heads, t, d), "k": (*leading, key_heads, t, d), "v": (*leading, key_heads, t, d)}
+    if tokens is None:
+        return {name: rng.standard_normal(size) for name, size in sizes.items()}, None
+    # X W: an embedding for each word, a projection for each head
+    width = max(8, d)
+    embedded = np.stack(
+        [np.random.default_rng([seed, zlib.crc32(word.encode())]).standard_normal(width) for word in tokens]
+    )
+    arrays = {}
+    for name, size in sizes.items():
+        weight = rng.standard_normal((*size[:-2], width, d)) / np.sqrt(width)
+        arrays[name] = embedded @ weight
+    return arrays, tokens
+
+
+def _options(given: Mapping[str, Any], arrays: dict[str, Any]) -> dict[str, Any]:
+    """The options of attention, those of the command over those of the file."""
+    q = arrays["q"]
+    heads = q.shape[-3] if q.ndim > 2 else 1
+    options: dict[str, Any] = {n: arrays.pop(n) for n in (*_OPTIONS, "scale", "softcap") if n in arrays}
+    for name in ("scale", "softcap"):
+        if name in options:
+            options[name] = float(np.asarray(options[name]).reshape(-1)[0])
+    if "offset" in options and options["offset"].ndim == 0:
+        options["offset"] = int(options["offset"])
+    causal = given["causal"]
+    options["causal"] = given["input_file"] is None if causal is None else causal
+    options |= {name: given[name] for name in ("scale", "window", "offset", "softcap") if given[name] is not None}
+    if given["mask"] is not None:
+        rows = np.array(given["mask"])
+        if not np.isin(rows, (0.0, 1.0)).all():
+            raise ValueError("explain: --mask must be of 0 and 1; got other numbers. For additive terms use --bias.")
+        options["mask"] = rows.astype(bool)
+    if given["bias"] is not None:
+        options["bias"] = np.array(given["bias"], q.dtype)
+    if given["sinks"] is not None:
+        options["sinks"] = np.array(given["sinks"][0], q.dtype)
+        if options["sinks"].shape != (heads,):
+            raise ValueError(f"explain: --sinks must have {heads} numbers, one a head; got {options['sinks'].size}.")
+    if given["dropout"]:
+        options |= {"dropout": given["dropout"], "seed": given["seed"]}
+    segments = [arrays.pop(name, None) for name in ("q_segments", "k_segments")]
+    if any(ids is not None for ids in segments):
+        options["segments"] = tuple(segments)
+    if given["segments"] is not None:
+        ids = np.array(given["segments"][0])
+        if not np.array_equal(ids, ids.astype(int)):
+            raise ValueError("explain: --segments must be integer ids, one a token; got other numbers.")
+        options["segments"] = (ids.astype(int), ids.astype(int))
+    return options
+
+
+def _refuse_large(q: NDArray, k: NDArray) -> None:
+    if q.ndim >= 2 and k.ndim >= 2:
+        scores = int(np.prod(q.shape[:-1])) * k.shape[-2]
+        if scores > LARGEST:
+            what = f"{scores:,} of q {q.shape} and k {k.shape}"
+            raise ValueError(f"explain: a trace must have at most {LARGEST:,} scores; got {what}. Pass a part of it.")
+
+
+def read(path: str) -> dict[str, Any]:
+    """The arrays of an .npz file: q, k and v, and nothing that is not known or not finite."""
+    file = Path(path)
+    if not file.is_file():
+        raise ValueError(f"explain: --input must name an .npz file; got {path!r}, which is no file.")
+    remedy = "Write one with numpy.savez(path, q=q, k=k, v=v, dout=dout)."
+    try:
+        with np.load(file, allow_pickle=False) as archive:
+            if not hasattr(archive, "files"):
+                raise ValueError(f"explain: --input must be an .npz file; got one array in {path!r}. {remedy}")
+            arrays = {name: archive[name] for name in archive.files}
+    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+        raise ValueError(
+            f"explain: --input must be an .npz file, complete; got {path!r} ({error}). {remedy}"
+        ) from error
+    except ValueError as error:
+        if str(error).startswith("explain:"):
+            raise
+        raise ValueError(f"explain: --input must be an .npz file of plain arrays; got {path!r}. {remedy}") from error
+    missing = [name for name in "qkv" if name not in arrays]
+    if missing:
+        there = ", ".join(arrays) or "nothing"
+        raise ValueError(f"explain: {path!r} must have q, k and v; {', '.join(missing)} missing, got {there}. {remedy}")
+    unknown = [name for name in arrays if name not in _KNOWN]
+    if unknown:
+        raise ValueError(f"explain: {path!r} has an unknown array {unknown[0]!r}. Known: {', '.join(sorted(_KNOWN))}.")
+    if ("q_segments" in arrays) != ("k_segments" in arrays):
+        raise ValueError(f"explain: {path!r} must have both q_segments and k_segments; got one. Add the other.")
+    for name, a in arrays.items():
+        if a.dtype.kind in "iu" and name in ("q", "k", "v", "dout"):
+            raise ValueError(f"explain: {name} must be of a floating dtype; got {a.dtype}. Cast it with astype(float).")
+        if a.dtype.kind in "fc" and not (np.isfinite(a) | ((name == "bias") & (a == -np.inf))).all():
+            bad = "NaN" if np.isnan(a).any() else "infinities"
+            raise ValueError(
+                f"explain: {name} must be finite; got {bad} in {path!r}. Mask positions with mask, not NaN."
+            )
+    return arrays

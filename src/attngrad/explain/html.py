@@ -1,0 +1,192 @@
+"""A trace as one self-contained page: template, style and script from ``page/``, and the numbers as JSON.
+
+The page needs no network, and may not use one: its Content-Security-Policy allows the one style and the one script that
+are in it, by their hashes, and nothing else. What users name (tokens, the title) is escaped, and never becomes markup.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hashlib
+import html
+import json
+import math
+from functools import lru_cache
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from attngrad._dense import visibility
+from attngrad.explain.rules import RULES
+from attngrad.explain.windows import check_place
+
+if TYPE_CHECKING:
+    from attngrad.explain.trace import Trace
+
+NDArray = npt.NDArray[Any]
+
+SCRIPTS = ("model", "mistakes", "checks", "entries", "words", "view", "panel", "app")
+WHOLE, WINDOW = 12, 8
+"""Matrices of up to WHOLE rows and columns are shown whole; of larger ones, a window of WINDOW."""
+WORK = 30_000_000
+"""Products of numbers that the page may do each time something changes: about a quarter of a second."""
+SOFTCAP = 1.5
+"""The cap of the page's switch where the trace has none."""
+_STEPS = ("Q", "K", "V", "Z", "S", "L", "A", "O", "dO", "dV", "dA", "delta", "dS", "dZ", "dQ", "dK")
+
+
+@lru_cache
+def _file(name: str) -> str:
+    return (resources.files("attngrad.explain") / "page" / name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def page(trace: Trace, *, head: int = 0, batch: int = 0, title: str = "") -> str:
+    """The page of one batch entry."""
+    check_place("trace.to_html", trace, head, batch)
+    style = "\n" + _file("style.css")
+    script = '\n"use strict";\n(() => {\n' + "\n".join(_file(f"{name}.js") for name in SCRIPTS) + "\n})();\n"
+    policy = (
+        f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    parts = {
+        "CSP": policy,
+        "TITLE": html.escape(title or "Attention, forward and backward"),
+        "SUMMARY": html.escape(trace.summary()),
+        "STYLE": style,
+        "DATA": _embed(data(trace, head, batch)),
+        "SCRIPT": script,
+    }
+    pieces = _file("page.html").split("@")
+    # the template is text and names in turn: @CSP@ and the like
+    return "".join(parts[piece] if n % 2 else piece for n, piece in enumerate(pieces))
+
+
+def _embed(value: object) -> str:
+    """JSON that no label can end: < and the line separators are written as escapes."""
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def data(trace: Trace, head: int, batch: int) -> dict[str, Any]:
+    """What the page computes from: the operands of one batch entry, the options, the rules."""
+    x, o = trace.operands, trace.options
+    t, s = x.scores_shape[-2:]
+    if 0 in (t, s, x.q.shape[-1], x.v.shape[-1], x.heads):
+        raise ValueError(f"trace.to_html: there is nothing to show; got q of shape {x.q.shape}, v of {x.v.shape}.")
+
+    def one(a: NDArray, heads: int) -> NDArray:
+        """The heads of this batch entry."""
+        found: NDArray = a.reshape(-1, heads, *a.shape[-2:])[batch]
+        return found
+
+    def scores(a: NDArray) -> NDArray:
+        return one(np.ascontiguousarray(np.broadcast_to(a, x.scores_shape)), x.heads)
+
+    arrays: dict[str, NDArray | None] = {
+        "q": one(x.q, x.heads),
+        "k": one(x.k, x.heads // x.group),
+        "v": one(x.v, x.heads // x.group),
+        "dout": one(trace["dO"].value, x.heads) if "dO" in trace else np.ones((x.heads, t, x.v.shape[-1])),
+        "mask": scores(visibility(x, dataclasses.replace(o, causal=False))),
+        "bias": None if x.bias is None else scores(np.where(np.isfinite(x.bias), x.bias, 0.0)),
+        "keep": scores(trace["M"].value) if "M" in trace else None,
+        "dlse": one(trace["dL"].value[..., None], x.heads)[..., 0] if "dL" in trace else None,
+        "sinks": x.sinks,
+    }
+    notes = [] if "dO" in trace else ["No dO was given: the loss is the sum of O."]
+    arrays, head, notes = _fit(arrays, head, x.group, notes)
+    mask = arrays["mask"]
+    assert mask is not None  # noqa: S101  (for the type checker; it was set above)
+    given = not bool(mask.all())
+    if not given:
+        mask[..., -1] = False  # what the switch hides: the last key, as padding would
+    offsets = np.broadcast_to(x.offset, x.q.shape[:-3])
+    if len(x.q.shape) > 3 and math.prod(x.q.shape[:-3]) > 1:
+        notes.append(f"Batch entry {batch} of {math.prod(x.q.shape[:-3])}.")
+    large = max(arrays[name].shape[axis] for name in ("q", "k", "v") for axis in (1, 2)) > WHOLE  # type: ignore[union-attr]
+    if large:
+        notes.append(f"A window of {WINDOW} rows and columns of each matrix is shown; move it beside the switches.")
+    tokens = None
+    if trace.tokens is not None:
+        tokens = {"i": trace.tokens[0][: arrays["q"].shape[1]], "j": trace.tokens[1][: arrays["k"].shape[1]]}  # type: ignore[union-attr]
+    rules = {r.name: r._asdict() for r in RULES if r.name in _STEPS}
+    return {
+        **{name: None if a is None else _nested(a) for name, a in arrays.items()},
+        "scale": o.scale,
+        "softcap": SOFTCAP if o.softcap is None else o.softcap,
+        "offset": int(offsets.reshape(-1)[batch]),
+        "given": {"mask": given},
+        "on": {
+            "causal": o.causal,
+            "mask": given,
+            "gqa": x.group > 1,
+            "scale": True,
+            "softcap": o.softcap is not None,
+        },
+        "head": head,
+        "limit": WINDOW if large else WHOLE,
+        "tokens": tokens,
+        "rules": rules,
+        "notice": " ".join(notes),
+    }
+
+
+def _nested(a: NDArray) -> list[Any]:
+    """Nested lists; flags as 0 and 1, and what JSON has no number for as a string that JavaScript reads."""
+    if a.dtype == bool:
+        return a.astype(int).tolist()  # type: ignore[no-any-return]
+    if np.isfinite(a).all():
+        return a.tolist()  # type: ignore[no-any-return]
+    names = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
+
+    def one(value: Any) -> Any:
+        return [one(v) for v in value] if isinstance(value, list) else names.get(str(value), value)
+
+    return one(a.tolist())  # type: ignore[no-any-return]
+
+
+def _fit(
+    arrays: dict[str, NDArray | None], head: int, group: int, notes: list[str]
+) -> tuple[dict[str, NDArray | None], int, list[str]]:
+    """Cut what is too much for a page to compute: to the group of ``head``, then to the first tokens; and say so."""
+    q, k, v = arrays["q"], arrays["k"], arrays["v"]
+    assert q is not None and k is not None and v is not None  # noqa: S101, PT018  (for the type checker)
+    features = q.shape[-1] + v.shape[-1]
+
+    def work(heads: int, t: int, s: int) -> int:
+        return int(5 * heads * t * s * features)
+
+    heads, t, s = q.shape[0], q.shape[1], k.shape[1]
+    if work(heads, t, s) <= WORK:
+        return arrays, head, notes
+    if heads > group:
+        first = head // group * group
+        own = {name: slice(first, first + group) for name in arrays}
+        own |= {name: slice(head // group, head // group + 1) for name in ("k", "v")}
+        arrays = {name: None if a is None else a[own[name]] for name, a in arrays.items()}
+        notes = [*notes, f"Large input: heads {first} to {first + group - 1} of {heads} are on this page."]
+        head -= first
+    if work(group, t, s) > WORK:
+        n = max(WINDOW, int(math.sqrt(WORK / work(group, 1, 1))))
+        rows, columns = min(t, n), min(s, n)
+        cut: dict[str, tuple[slice, ...]] = {
+            "q": (slice(None), slice(rows)),
+            "dout": (slice(None), slice(rows)),
+            "dlse": (slice(None), slice(rows)),
+            "k": (slice(None), slice(columns)),
+            "v": (slice(None), slice(columns)),
+            "sinks": (slice(None),),
+        }
+        both = (slice(None), slice(rows), slice(columns))
+        arrays = {name: None if a is None else a[cut.get(name, both)] for name, a in arrays.items()}
+        words = f"Large input: the first {rows} of {t} queries and {columns} of {s} keys are on this page"
+        notes = [*notes, f"{words}, and its numbers are those of this part."]
+    return {name: None if a is None else np.array(a) for name, a in arrays.items()}, head, notes
