@@ -20,7 +20,7 @@ import attngrad
 from attngrad import cli, errata
 from attngrad.explain import terminal
 
-COMMANDS = ("demo", "errata", "check", "info")
+COMMANDS = ("demo", "explain", "errata", "check", "info")
 SEEDED = ("demo", "errata", "check")
 
 

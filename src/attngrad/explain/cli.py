@@ -105,6 +105,8 @@ def _run(given: dict[str, Any]) -> None:
         form = files.SUFFIXES.get(suffix, "html" if given["open_page"] else "terminal")
     if given["open_page"] and form != "html":
         raise ValueError(f"explain: --open must come with --format html; got {form}. Pass --format html.")
+    if output and Path(output).is_dir():
+        raise ValueError(f"explain: --output must be a file; got the folder {output!r}. Name a file in it.")
     if output and not Path(output).resolve().parent.is_dir():
         raise ValueError(f"explain: --output must be in a folder that exists; got {output!r}. Make the folder first.")
     trace = examples.from_options(given)

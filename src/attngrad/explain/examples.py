@@ -77,9 +77,8 @@ def make(
         return {name: rng.standard_normal(size) for name, size in sizes.items()}, None
     # X W: an embedding for each word, a projection for each head
     width = max(8, d)
-    embedded = np.stack(
-        [np.random.default_rng([seed, zlib.crc32(word.encode())]).standard_normal(width) for word in tokens]
-    )
+    words = [np.random.default_rng([seed, zlib.crc32(word.encode())]) for word in tokens]
+    embedded = np.stack([word.standard_normal(width) for word in words])
     arrays = {}
     for name, size in sizes.items():
         weight = rng.standard_normal((*size[:-2], width, d)) / np.sqrt(width)
@@ -139,14 +138,13 @@ def read(path: str) -> dict[str, Any]:
         raise ValueError(f"explain: --input must name an .npz file; got {path!r}, which is no file.")
     remedy = "Write one with numpy.savez(path, q=q, k=k, v=v, dout=dout)."
     try:
-        with np.load(file, allow_pickle=False) as archive:
-            if not hasattr(archive, "files"):
+        with file.open("rb") as stream:  # which np.load leaves open where the file is bad
+            archive = np.load(stream, allow_pickle=False)
+            if isinstance(archive, np.ndarray):
                 raise ValueError(f"explain: --input must be an .npz file; got one array in {path!r}. {remedy}")
             arrays = {name: archive[name] for name in archive.files}
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
-        raise ValueError(
-            f"explain: --input must be an .npz file, complete; got {path!r} ({error}). {remedy}"
-        ) from error
+        raise ValueError(f"explain: --input must be a whole .npz file; got {path!r} ({error}). {remedy}") from error
     except ValueError as error:
         if str(error).startswith("explain:"):
             raise
@@ -165,7 +163,5 @@ def read(path: str) -> dict[str, Any]:
             raise ValueError(f"explain: {name} must be of a floating dtype; got {a.dtype}. Cast it with astype(float).")
         if a.dtype.kind in "fc" and not (np.isfinite(a) | ((name == "bias") & (a == -np.inf))).all():
             bad = "NaN" if np.isnan(a).any() else "infinities"
-            raise ValueError(
-                f"explain: {name} must be finite; got {bad} in {path!r}. Mask positions with mask, not NaN."
-            )
+            raise ValueError(f"explain: {name} must be finite; got {bad} in {path!r}. Hide positions by mask.")
     return arrays

@@ -88,7 +88,7 @@ def data(trace: Trace, head: int, batch: int) -> dict[str, Any]:
         return found
 
     def scores(a: NDArray) -> NDArray:
-        return one(np.ascontiguousarray(np.broadcast_to(a, x.scores_shape)), x.heads)
+        return one(np.array(np.broadcast_to(a, x.scores_shape)), x.heads)
 
     arrays: dict[str, NDArray | None] = {
         "q": one(x.q, x.heads),

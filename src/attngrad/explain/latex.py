@@ -28,7 +28,7 @@ _SPECIAL = {
     "<": r"\textless{}",
     ">": r"\textgreater{}",
 }
-_WORDS = {"o": r"\circ", "delta": r"\delta", "sigma": r"\sigma", "scale": r"\mathrm{scale}\,", "T": r"\top"}
+_GREEK = {"delta": r"\delta", "sigma": r"\sigma"}
 
 
 def escape(text: str) -> str:
@@ -45,8 +45,8 @@ def symbol(name: str) -> str:
     if name.endswith("_dot"):
         inner = name.removesuffix("_dot")
         return rf"d\dot{{{symbol(inner[1:])}}}" if inner[0] == "d" and inner != "delta" else rf"\dot{{{symbol(inner)}}}"
-    if name in _WORDS:
-        return _WORDS[name].strip(r"\,") if name == "scale" else _WORDS[name]
+    if name in _GREEK:
+        return _GREEK[name]
     if name.startswith("d") and name[1:] in ("sigma", "bias"):
         return "d" + symbol(name[1:])
     if "_" in name:
@@ -67,10 +67,10 @@ def formula(text: str) -> str:
             return r"\mathrm{scale}\,"
         if found in ("rowsum", "log", "exp", "cap", "rope", "sum"):
             return rf"\operatorname{{{found}}}"
-        return symbol(found) + " "
+        return symbol(found)
 
     body = re.sub(r"[A-Za-z]\w*", word, math_part.replace("^T", "^{@}"))
-    return body.replace("{@}", r"{\top}").replace(" ^", "^") + (rf"\text{{,{escape(words)}}}" if comma else "")
+    return body.replace("{@}", r"{\top}") + (rf"\text{{,{escape(words)}}}" if comma else "")
 
 
 def _cell(value: float, hidden: bool) -> str:

@@ -99,7 +99,8 @@ def render(trace: Trace, console: Console | None = None, *, head: int = 0, batch
         if not names:
             continue
         console.print()
-        console.rule(f"[bold]{title}[/bold]" + (f" [dim]({where})[/dim]" if several else ""), align="left")
+        fits = several and len(title) + len(where) + 5 <= width
+        console.rule(f"[bold]{title}[/bold]" + (f" [dim]({where})[/dim]" if fits else ""), align="left")
         room = max(1, (width - CELL - 1) // CELL) if trace.tokens else max(1, width // CELL)
         blocks = [_Block(trace, matrix(trace, n, head, batch, ROWS, room)) for n in names]
         for line in _pack(blocks, width):

@@ -253,17 +253,20 @@ function wire(app) {
     Object.assign(app, { on: { ...app.data.on }, head: app.data.head, mistake: null, step: 0, cell: null });
     refresh(app, true);
   });
-  document.getElementById("theme").addEventListener("click", () => setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"));
+  document.getElementById("theme").addEventListener("click", () => setTheme(app, document.documentElement.dataset.theme === "dark" ? "light" : "dark"));
   window.addEventListener("hashchange", () => readHash(app));
   window.addEventListener("resize", () => { fit(app); drawEdges(app); });
-  window.addEventListener("beforeprint", () => { app.step = 0; showStep(app); });
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
-  dark.addEventListener("change", () => setTheme(dark.matches ? "dark" : "light"));
-  setTheme(dark.matches ? "dark" : "light");
+  dark.addEventListener("change", () => setTheme(app, dark.matches ? "dark" : "light"));
+  document.documentElement.dataset.theme = dark.matches ? "dark" : "light";
+  let before = "light"; // paper is white
+  window.addEventListener("beforeprint", () => { before = document.documentElement.dataset.theme; app.step = 0; showStep(app); setTheme(app, "light"); });
+  window.addEventListener("afterprint", () => setTheme(app, before));
 }
 
-function setTheme(theme) {
+function setTheme(app, theme) {
   document.documentElement.dataset.theme = theme;
+  paint(app);
 }
 
 function controls(app) {

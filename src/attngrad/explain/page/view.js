@@ -115,7 +115,26 @@ function isHidden(app, name, i, j) {
   return ["S", "A", "dS", "dZ"].includes(name) && !visible(app.x, app.head)(i, j);
 }
 
+// The colours of the theme: [red, green, blue] of what is below zero, zero and above.
+function palette() {
+  const style = getComputedStyle(document.documentElement);
+  const read = (name) => { const hex = style.getPropertyValue(name).trim().slice(1); return [0, 2, 4].map((n) => parseInt(hex.slice(n, n + 2), 16)); };
+  return { neg: read("--neg"), zero: read("--zero"), pos: read("--pos") };
+}
+
+function heat(colours, value, t) {
+  const end = value < 0 ? colours.neg : colours.pos, share = t ** 0.85;
+  return colours.zero.map((zero, n) => Math.round(zero + share * (end[n] - zero)));
+}
+
+// Whether white reads better than black on a colour: by relative luminance, where both contrast alike at 0.179.
+function wantsWhite(rgb) {
+  const [r, g, b] = rgb.map((x) => x / 255).map((x) => (x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4));
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b < 0.179;
+}
+
 function paint(app) {
+  const colours = palette();
   for (const name of app.steps) {
     const m = shownMatrix(app, name), figure = document.getElementById(`step-${name}`), right = app.right[name][headOf(app, name)];
     if (!figure || m === null) { if (figure) figure.querySelector(".badge").textContent = "\u2717"; continue; }
@@ -131,9 +150,9 @@ function paint(app) {
       const hidden = isHidden(app, name, i, j) && !(value !== 0 && Number.isFinite(value));
       const t = Number.isFinite(value) && largest > 0 ? Math.abs(value) / largest : 0;
       cell.classList.toggle("hidden", hidden);
-      cell.classList.toggle("strong", !hidden && t > 0.6);
-      cell.classList.toggle("neg", value < 0);
-      cell.style.backgroundColor = hidden ? "" : `color-mix(in oklab, var(--${value < 0 ? "neg" : "pos"}) ${Math.round(100 * t ** 0.85)}%, var(--zero))`;
+      const colour = heat(colours, value, t);
+      cell.style.backgroundColor = hidden ? "" : `rgb(${colour.join(" ")})`;
+      cell.style.color = hidden ? "" : wantsWhite(colour) ? "#fff" : "#000";
       cell.textContent = hidden ? "\u00b7" : short(value);
       cell.dataset.value = value;
       const off = same ? Math.abs(value - get(right, i, j)) : Infinity;
