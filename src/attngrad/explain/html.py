@@ -59,7 +59,7 @@ def page(trace: Trace, *, head: int = 0, batch: int = 0, title: str = "") -> str
     parts = {
         "CSP": policy,
         "TITLE": html.escape(title or "Attention, forward and backward"),
-        "SUMMARY": html.escape(trace.summary()),
+        "SUMMARY": html.escape(trace.summary(switches=False)),
         "STYLE": style,
         "DATA": _embed(data(trace, head, batch)),
         "SCRIPT": script,

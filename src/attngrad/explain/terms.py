@@ -304,4 +304,6 @@ def _readable(rule: Rule, env: Mapping[str, int]) -> str:
     def fill(match: re.Match[str]) -> str:
         return "[" + ",".join(bound.get(c, c) for c in match[1]) + "]"
 
-    return re.sub(r"\[(\w*)\]", fill, rule.entry)
+    text = re.sub(r"\[(\w*)\]", fill, rule.entry)
+    text = re.sub(r"^(exp|log) (.*)$", r"\1(\2)", text)
+    return re.sub(r"^scale (.* [+-] .*)$", r"scale (\1)", text)

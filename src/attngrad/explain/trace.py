@@ -145,8 +145,8 @@ class Trace(Mapping[str, Step]):
         marks = sum(i.holds for i in self.invariants)
         return f"Trace({', '.join(self._steps)}; {marks} of {len(self.invariants)} invariants hold)"
 
-    def summary(self) -> str:
-        """Sizes and options in one line."""
+    def summary(self, switches: bool = True) -> str:
+        """Sizes and options in one line; without ``switches``, none that the page can switch."""
         x, o = self.operands, self.options
         t, s = x.scores_shape[-2:]
         leading = math.prod(x.scores_shape[:-3])
@@ -156,11 +156,11 @@ class Trace(Mapping[str, Step]):
             [_count(x.heads, "head")] if x.group == 1 else [_count(x.heads, "query head"), _count(keys, "key head")]
         )
         parts += [_count(t, "query", "queries"), _count(s, "key"), f"D {x.q.shape[-1]}", f"E {x.v.shape[-1]}"]
-        parts += [f"scale {o.scale:.4g}"]
-        parts += ["causal"] if o.causal else []
+        parts += [f"scale {o.scale:.4g}"] if switches else []
+        parts += ["causal"] if o.causal and switches else []
         parts += [f"window {o.window}"] if o.window else []
         parts += [n for n in ("mask", "bias", "sinks", "segments") if getattr(x, n) is not None]
-        parts += [f"softcap {o.softcap:g}"] if o.softcap is not None else []
+        parts += [f"softcap {o.softcap:g}"] if o.softcap is not None and switches else []
         parts += [f"dropout {o.dropout:g}"] if o.dropout else []
         return ", ".join(parts)
 

@@ -26,6 +26,11 @@ function parseEntry(entry) {
   return { outer, products };
 }
 
+// The function around a sum, with its brackets: exp(S[0,1] - L[0]).
+function wrapped(text) {
+  return text.replace(/^(exp|log) (.*)$/, "$1($2)");
+}
+
 const SET_WHERE_HIDDEN = ["S", "A", "dS", "dZ"];
 
 function flagsOf(x) {
@@ -42,7 +47,7 @@ function expand(x, r, rules, flags, name, h, i, j) {
   [...rule.letters].forEach((letter, n) => { env[letter] = n === 0 ? i : j; });
   const entry = choose(rule.entry, flags);
   const bound = (letters) => [...letters].map((c) => (rule.letters.includes(c) ? env[c] : c)).join(",");
-  const text = entry.replace(/\[(\w*)\]/g, (_, letters) => (letters === "h" ? "" : `[${bound(letters)}]`));
+  const text = wrapped(entry.replace(/\[(\w*)\]/g, (_, letters) => (letters === "h" ? "" : `[${bound(letters)}]`)));
   const value = get(r[name][h], i, j);
   if (!entry) return { text: "", outer: "", terms: [], total: value, value, note: "given" };
   const sees = (e) => visible(x, e.h)(e.i, e.j);

@@ -69,14 +69,16 @@ function showSum(app, place) {
   const cell = cellAt(name, i, j);
   if (cell) cell.classList.add("target");
   const vector = app.rules[name].letters.length === 1, index = vector ? `${i}` : `${i},${j}`;
-  const inside = i < rightM.rows && j < rightM.cols, parts = [];
-  if (!inside || shown !== get(rightM, i, j)) {
-    const off = inside ? get(rightM, i, j) : NaN, gap = Math.abs(shown - off);
-    if (app.mistake !== null && !(gap <= 1e-9 * Math.max(1, Math.abs(off)))) {
-      parts.push(element("p", { class: "planted" }, inside ? `Planted: ${short(shown, 6)}. Right is ${short(off, 6)}:` : "Planted: an entry that the right matrix does not have."));
-    }
+  const fits = shapeOf(shownMatrix(app, name)) === shapeOf(rightM), parts = [];
+  if (!fits) {
+    const shapes = `${shapeOf(shownMatrix(app, name))}, not ${shapeOf(rightM)}`;
+    box.replaceChildren(element("p", { class: "planted" }, `Planted: ${name} has the wrong shape, ${shapes}. No sum of the right one stands here.`));
+    return;
   }
-  if (!inside) { box.replaceChildren(...parts); return; }
+  const right = get(rightM, i, j);
+  if (app.mistake !== null && shown !== right && !(Math.abs(shown - right) <= 1e-9 * Math.max(1, Math.abs(right)))) {
+    parts.push(element("p", { class: "planted" }, `Planted: ${short(shown, 6)}. Right is ${short(right, 6)}:`));
+  }
   const e = expand(app.x, app.right, app.rules, app.flags, name, head, i, j);
   const said = [tokenWords(app, name, i, j), e.note].filter(Boolean).join("; ");
   parts.push(element("p", { class: "head", "data-total": e.total, "data-value": e.value }, element("b", {}, `${pretty(name)}[${index}]`), e.text ? ` = ${pretty(e.text)} = ` : " = ", element("b", {}, short(e.value, 6))));

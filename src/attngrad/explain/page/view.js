@@ -57,7 +57,7 @@ function fit(app) {
   const side = two ? (flow.clientWidth - 16) / 2 : flow.clientWidth;
   const longest = app.tokens ? Math.max(...app.tokens.i.concat(app.tokens.j).map((t) => t.length)) : 2;
   const edge = 18 + Math.min(60, 6.4 * longest + 4);
-  let cell = 46;
+  let cell = window.innerHeight > 1000 && two ? 58 : 46;
   for (const lanes of Object.values(LANES)) {
     for (const names of lanes) {
       const columns = names.map((name) => windowOf(app, app.rules[name].letters, app.right[name][0]).columns);
@@ -68,7 +68,8 @@ function fit(app) {
   if (cell < 30) cell = 34; // too narrow to read: let lanes wrap
   const root = document.documentElement.style;
   root.setProperty("--cell", `${Math.floor(cell)}px`);
-  root.setProperty("--font", `${Math.min(12, Math.max(9.5, cell / 3.25)).toFixed(1)}px`);
+  root.setProperty("--font", `${Math.min(14, Math.max(9.5, cell / 3.45)).toFixed(1)}px`);
+  root.setProperty("--row", `${Math.max(22, Math.round(cell / 2))}px`);
   root.setProperty("--pad", `${cell > 38 ? 4 : 2}px`);
   const like = document.getElementById("step-Z");
   document.querySelectorAll("figure.ghost").forEach((ghost) => { ghost.style.width = `${like.getBoundingClientRect().width}px`; });
@@ -76,8 +77,9 @@ function fit(app) {
 
 function figureOf(app, name) {
   const rule = app.rules[name], m = shownMatrix(app, name);
-  const formula = rule.entry ? `= ${pretty(choose(rule.formula, app.flags))}` : name === "dO" ? "given" : rule.formula;
-  const caption = element("figcaption", {}, element("b", {}, pretty(name)), element("span", { class: "formula" }, formula));
+  const full = pretty(choose(rule.formula, app.flags));
+  const formula = rule.entry ? `= ${full.split(",")[0]}` : name === "dO" ? "given" : rule.formula;
+  const caption = element("figcaption", {}, element("b", {}, pretty(name)), element("span", { class: "formula", title: full }, formula));
   if (name in EDITABLE) caption.append(element("span", { class: "can-edit", title: "Enter or double-click a number to edit it" }, "\u270e"));
   caption.append(element("span", { class: "badge" }));
   const figure = element("figure", { id: `step-${name}`, "data-name": name, class: rule.letters.length === 1 ? "vector" : false }, caption);
