@@ -13,7 +13,7 @@ import pytest
 import attngrad
 from attngrad import reference
 from attngrad.explain import invariants
-from attngrad.explain.rules import KEY_SIDE, RULES
+from attngrad.explain.rules import KEY_SIDE, RULES, is_flat
 from attngrad.explain.terms import parse
 from cases import EVERYTHING, SHAPES, SINGLES, Case, label, make
 
@@ -322,10 +322,13 @@ def test_the_trace_of_a_layer_is_its_forward_and_backward(rope, bias, key_heads,
         np.testing.assert_allclose(t[name], array, rtol=1e-12, atol=1e-12, err_msg=name)
     assert t.holds
     for name in t:
-        flat = name.lstrip("d").split("_")[0] in ("X", "Y", "W", "b")
+        flat = is_flat(name)
         for at, where in places(t, name, 2, rng):
             entry = t.explain(name, *at, **({} if flat else where))
             assert entry.total == entry.value or abs(entry.total - entry.value) < 1e-12, (name, str(entry))
+            if name[0] == "d" and name != "delta":
+                by_difference = t.finite_difference(name, *at, **({} if flat else where))
+                assert abs(by_difference - entry.value) < 1e-6 * max(1.0, abs(entry.value)), name
 
 
 def test_the_trace_of_a_layer_takes_options_and_checks_dy():

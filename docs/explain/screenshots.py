@@ -1,4 +1,4 @@
-"""Take the screenshots of docs/explain.md again: python docs/explain/screenshots.py. Needs playwright, Pillow, Chromium."""
+"""Take the screenshots of docs/explain.md again; needs playwright, Pillow and Chromium."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def main() -> None:
             tab = browser.new_page(viewport=size, color_scheme=theme, reduced_motion="reduce")  # type: ignore[arg-type]
             tab.goto(page.as_uri() + link)
             image = Image.open(io.BytesIO(tab.screenshot()))
-            image.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(HERE / f"{name}.png", optimize=True)
+            small = image.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+            small.save(HERE / f"{name}.png", optimize=True)
         browser.close()
 
 

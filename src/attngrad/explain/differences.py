@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from attngrad import reference
 from attngrad._dense import drop
+from attngrad._linear import affine, merge, split
 from attngrad._options import Operands, Tangents, fail
 from attngrad.explain.invariants import tangents_of
 
@@ -27,6 +28,8 @@ def difference(t: Trace, name: str, index: tuple[int, ...], step: float) -> floa
         ends = [_moved(t, name, sign * step)[index] for sign in (1, -1)]
     elif name in _OPERAND or name in _MATRIX or name in ("dO", "dL"):
         ends = [_loss(t, name, index, sign * step) for sign in (1, -1)]
+    elif name.startswith("d") and name != "delta" and "Y" in t:
+        ends = [_layer_loss(t, name[1:], index, sign * step) for sign in (1, -1)]
     else:
         known = [n for n in t if n in _OPERAND or n in _MATRIX or (n.endswith("_dot") and t.rules[n].entry)]
         rule = f"be a derivative: {', '.join(known) or 'none is in this trace; give dout or tangents'}"
@@ -63,6 +66,27 @@ def _loss(t: Trace, name: str, index: tuple[int, ...], step: float) -> float:
         bias[index] += step
         f = reference.forward(x._replace(bias=bias), o)
     return _pairing(dout, f.out, dlse, f.lse)
+
+
+def _layer_loss(t: Trace, name: str, index: tuple[int, ...], step: float) -> float:
+    """<dY, Y> where one entry of an input, a weight, a bias or an unturned Q or K has moved by ``step``."""
+    moved = {n: a.value for n, a in t.items()}
+    moved[name] = moved[name].copy()
+    moved[name][index] += step
+    heads: dict[str, Any] = {}
+    for c in "qkv":
+        inner = f"{c.upper()}_in" if f"{c.upper()}_in" in t else c.upper()
+        if name == inner:
+            x = moved[inner]
+        else:
+            source, weight, *bias = (moved[n] for n in t[inner].inputs)
+            x = split(affine(source, weight, *bias), t[inner].shape[-1])
+        if inner != c.upper():
+            x = moved[f"cos_{c}"] * x + moved[f"sin_{c}"] * np.roll(x, x.shape[-1] // 2, axis=-1)
+        heads[c] = x
+    out = reference.forward(t.operands._replace(**heads), t.options).out
+    y = moved["Y"] if name == "Y" else affine(merge(out), moved["W_o"], moved.get("b_o"))
+    return float(np.sum(moved["dY"] * y))
 
 
 def _pairing(dout: NDArray, out: NDArray, dlse: NDArray | None, lse: NDArray) -> float:

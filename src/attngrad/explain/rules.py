@@ -200,6 +200,18 @@ RULES = (
 KEY_SIDE = frozenset(f"{a}{b}{c}" for a in ("", "d") for b in "KV" for c in ("", "_dot", "_in")) | {"cos_k", "sin_k"}
 """Steps with one matrix a key head; all others with heads have one a query head."""
 
+_FLAT = ("X", "Y", "W", "b")
+
+
+def is_flat(name: str) -> bool:
+    """Whether a step has no heads: X, Y, W_q, b_q and their gradients.
+
+    >>> is_flat("dX_k"), is_flat("db_q"), is_flat("bias"), is_flat("delta")
+    (True, True, False, False)
+    """
+    return name.removeprefix("d").split("_")[0] in _FLAT
+
+
 _CHOICE = re.compile(r"\{(\w+)\?([^:}]*):([^}]*)\}")
 
 

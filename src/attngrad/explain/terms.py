@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from attngrad.explain.rules import KEY_SIDE, Rule
+from attngrad.explain.rules import KEY_SIDE, Rule, is_flat
 
 NDArray = npt.NDArray[Any]
 
@@ -138,9 +138,9 @@ class Cells:
         x = self.values[name]
         if letters in ("h", ""):
             return float(x[env["h"]]), env["h"]
-        if name[0] in "WbdXY" and self._is_flat(name):
+        if is_flat(name):
             index = tuple(env[c] for c in letters)
-            batched = x.reshape(-1, *x.shape[-2:])[env["b"]] if name.lstrip("d")[0] in "XY" else x
+            batched = x.reshape(-1, *x.shape[-2:])[env["b"]] if name.removeprefix("d")[0] in "XY" else x
             return float(batched[index]), None
         heads = self._heads_of(name)
         width = x.shape[-1]
@@ -148,10 +148,6 @@ class Cells:
         index = tuple(env[c] % width if c == "n" else env[c] for c in letters)
         cell = x.reshape(math.prod(self.batch), heads, *x.shape[-len(letters) :])[(env["b"], head, *index)]
         return float(cell), head
-
-    def _is_flat(self, name: str) -> bool:
-        """Whether a step has no heads: X, Y, W_q, b_q and their gradients."""
-        return name.lstrip("d").split("_")[0] in ("X", "Y", "W", "b")
 
     def _heads_of(self, name: str) -> int:
         return self.heads // self.group if name in KEY_SIDE else self.heads
@@ -163,7 +159,7 @@ class Cells:
         for _, name, letters in products:
             if letter in letters:
                 x = self.values[name]
-                flat = self._is_flat(name)
+                flat = is_flat(name)
                 n = int(x.shape[letters.index(letter) - len(letters)])
                 return n if letter != "n" or flat else n * self._heads_of(name)
         raise ValueError(f"rules: no factor has the letter {letter!r}.")
@@ -260,7 +256,7 @@ def _sums_over_heads(cells: Cells, rule: Rule, products: Sequence[Product]) -> b
     """Whether a step of a key head gathers from the query heads of its group, or from all heads."""
     if rule.name in ("dbias", "dbias_dot"):
         return cells.heads > 1
-    gathers = any(name not in KEY_SIDE and not cells._is_flat(name) for p in products for _, name, _ in p.factors)
+    gathers = any(name not in KEY_SIDE and not is_flat(name) for p in products for _, name, _ in p.factors)
     turns = any(name.startswith(("cos", "sin")) for p in products for _, name, _ in p.factors)
     return rule.name in KEY_SIDE and cells.group > 1 and gathers and not turns
 

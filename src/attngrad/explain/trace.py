@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 
@@ -27,7 +28,7 @@ from attngrad._options import (
 )
 from attngrad.explain import invariants
 from attngrad.explain.invariants import Invariant
-from attngrad.explain.rules import KEY_SIDE, RULES, Rule, resolve
+from attngrad.explain.rules import KEY_SIDE, RULES, Rule, is_flat, resolve
 from attngrad.explain.terms import Cells, Explanation, expand
 
 if TYPE_CHECKING:
@@ -69,8 +70,6 @@ class Step(np.ndarray):
 
 def make_step(rule: Rule, value: NDArray, names: Mapping[str, Any]) -> Step:
     """``value`` as the read-only step of ``rule``."""
-    import re
-
     step = np.array(value, order="C").view(Step)
     step.name, step.formula, step.number, step.stage = rule.name, rule.formula, rule.number, rule.stage
     words = re.findall(r"[A-Za-z]\w*", rule.formula if rule.entry else "")
@@ -224,8 +223,7 @@ class Trace(Mapping[str, Step]):
             return (env["h"],)
         head = env["h"] // (self.group if name in KEY_SIDE else 1)
         leading = tuple(int(n) for n in np.unravel_index(env["b"], self.operands.q.shape[:-3] or (1,)))
-        flat = name.lstrip("d").split("_")[0] in ("X", "Y", "W", "b")
-        full = (*leading, *(() if flat else (head,)), *(env[c] for c in rule.letters))
+        full = (*leading, *(() if is_flat(name) else (head,)), *(env[c] for c in rule.letters))
         index = full[len(full) - len(shape) :]
         return tuple(0 if n == 1 else a for a, n in zip(index, shape, strict=True))
 
@@ -247,8 +245,7 @@ class Trace(Mapping[str, Step]):
         env = {"b": self._batch(function, batch), "h": 0}
         for letter, n, (argument, at) in zip(rule.letters, extents, given, strict=True):
             env[letter] = _wrap(function, argument, at, n)
-        flat = name.lstrip("d").split("_")[0] in ("X", "Y", "W", "b")
-        if rule.letters != "h" and not flat:
+        if rule.letters != "h" and not is_flat(name):
             heads = self.operands.heads // (self.group if name in KEY_SIDE else 1)
             own = _wrap(function, "head", head, heads)
             env["h"] = own * (self.group if name in KEY_SIDE else 1)

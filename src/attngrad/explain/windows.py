@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from attngrad._options import check_integer, fail
-from attngrad.explain.rules import KEY_SIDE
+from attngrad.explain.rules import KEY_SIDE, is_flat
 from attngrad.explain.terms import ZERO_WHERE_HIDDEN
 
 if TYPE_CHECKING:
@@ -51,10 +51,9 @@ def matrix(trace: Trace, name: str, head: int, batch: int, rows: int, columns: i
         x = x[tuple(0 if n == 1 else a for a, n in zip(where, lead, strict=True))]
     elif index == "h":
         x = x[:, None]
-    elif name.lstrip("d").split("_")[0] in ("X", "Y"):
-        x = x.reshape(-1, *x.shape[-2:])[batch]
-    elif name.lstrip("d").split("_")[0] in ("W", "b"):
-        x = np.atleast_2d(x)
+    elif is_flat(name):
+        by_batch = name.removeprefix("d")[0] in "XY"
+        x = x.reshape(-1, *x.shape[-2:])[batch] if by_batch else np.atleast_2d(x)
     else:
         heads = operands.heads // (trace.group if name in KEY_SIDE else 1)
         own = head // (trace.group if name in KEY_SIDE else 1)
