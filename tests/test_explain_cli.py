@@ -48,6 +48,7 @@ def test_tokens_get_seeded_embeddings():
     assert trace.tokens == (("the", "cat", "saw", "the", "dog"),) * 2
     assert trace["Q"].shape == (2, 5, 3)
     assert np.array_equal(trace["Q"][:, 0], trace["Q"][:, 3])
+    assert len(np.unique(trace["Q"][0, :, 0])) == 4
     assert np.array_equal(trace["Q"], traced("--tokens", "the cat saw the dog")["Q"])
     assert not np.array_equal(trace["Q"], traced("--tokens", "the cat saw the dog", "--seed", "1")["Q"])
 

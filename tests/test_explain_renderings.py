@@ -107,7 +107,8 @@ def test_the_terminal_shows_every_step_and_its_numbers():
     [at] = [n for n, line in enumerate(lines) if line.startswith("dS = A o (dA - delta)")]
     rows = [line.split()[1:5] for line in lines[at + 2 : at + 6]]
     for i, j in np.ndindex(4, 4):
-        assert rows[i][j] == ("." if j > i else number(float(trace["dS"][0, i, j])))
+        value = float(trace["dS"][0, i, j])
+        assert rows[i][j] == ("." if j > i else number(0.0 if abs(value) < 1e-14 else value))
     for title in STAGES.values():
         assert any(line.startswith(title) for line in lines)
 
@@ -141,6 +142,16 @@ def test_the_explanation_of_an_entry_is_printed_with_its_difference():
     assert f"times the scale, 0.600000: {found.value:.6f}" in text
     assert f"by finite differences: {found.value:.6f}" in text
     assert text.count("* Q[h") == len(found.terms)
+
+
+def test_what_rounding_leaves_is_shown_as_zero():
+    x = np.array([[1.0, 0.1, 0.7], [0.3, 0.2, 0.9]])
+    trace = attngrad.trace(x, x, x, np.array([[0.1, 0.2, 0.3], [0.7, 0.9, 1.1]]), causal=True)
+    noisy = trace["dS"].value.copy()
+    noisy[0, 0] = 3e-17
+    trace._steps["dS"] = attngrad.explain.trace.make_step(trace.rules["dS"], noisy, trace)
+    assert "3e-17" not in printed(trace, 80, color_system=None)
+    assert ">3e-17<" not in trace._repr_html_()
 
 
 # --- LaTeX -----------------------------------------------------------------------------------------------------------

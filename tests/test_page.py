@@ -628,6 +628,14 @@ def test_a_very_large_input_is_cut_and_says_so(opened):
     assert float(page.cell("dK", 0, 0).get_attribute("data-value")) == pytest.approx(part["dK"][0, 0, 0], rel=1e-9)
 
 
+def test_without_a_gradient_at_o_the_loss_is_the_sum_of_o(opened):
+    t = example()
+    page = opened(attngrad.trace(t.operands.q, t.operands.k, t.operands.v))
+    assert "the loss is the sum of O" in page.tab.locator("#notice").inner_text()
+    ones = attngrad.trace(t.operands.q, t.operands.k, t.operands.v, np.ones_like(t.operands.q))
+    assert_same(page.numbers(), by_python(ones, page.state()["on"]))
+
+
 def test_a_matrix_of_twelve_is_shown_whole(opened):
     rng = np.random.default_rng(0)
     page = opened(attngrad.trace(*rng.standard_normal((3, WHOLE, 4)), rng.standard_normal((WHOLE, 4))))
@@ -638,7 +646,12 @@ def test_a_matrix_of_twelve_is_shown_whole(opened):
 
 # --- safety ----------------------------------------------------------------------------------------------------------
 
-EVIL = ["</script><script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "<b>bold</b>", "&amp;\u2028'"]
+EVIL = [
+    "</script><script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "<b>bold</b>",
+    "<!-- <script &amp;\u2028'",
+]
 
 
 def test_labels_are_text_and_nothing_else(opened):

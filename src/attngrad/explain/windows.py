@@ -18,9 +18,14 @@ if TYPE_CHECKING:
 
 NDArray = npt.NDArray[Any]
 
+NOISE = 1e-14
+
 
 class Matrix(NamedTuple):
-    """A step of one head as a matrix: a window of it, which entries are hidden, the labels, and what was cut."""
+    """A step of one head as a matrix: a window of it, which entries are hidden, the labels, and what was cut.
+
+    Entries below NOISE of the largest are 0 here.
+    """
 
     name: str
     values: NDArray
@@ -62,6 +67,9 @@ def matrix(trace: Trace, name: str, head: int, batch: int, rows: int, columns: i
     hidden = np.zeros(x.shape, bool)
     if index == "ij" and name in ZERO_WHERE_HIDDEN and x.shape == operands.scores_shape[-2:]:
         hidden = ~trace.visible.reshape(-1, operands.heads, *x.shape)[batch, head]
+    finite = np.abs(x[np.isfinite(x)])
+    noise = NOISE * float(finite.max(initial=0.0))  # what rounding leaves where the sum is 0
+    x = np.where(np.abs(x) <= noise, 0.0, x)
     t, s = x.shape
     parts = [f"rows 0 to {rows - 1} of {t}"] if t > rows else []
     parts += [f"columns 0 to {columns - 1} of {s}"] if s > columns else []

@@ -155,7 +155,7 @@ function paint(app) {
       const colour = heat(colours, value, t);
       cell.style.backgroundColor = hidden ? "" : `rgb(${colour.join(" ")})`;
       cell.style.color = hidden ? "" : wantsWhite(colour) ? "#fff" : "#000";
-      cell.textContent = hidden ? "\u00b7" : short(value);
+      cell.textContent = hidden ? "\u00b7" : short(Math.abs(value) <= 1e-14 * largest ? 0 : value); // rounding is no number to read
       cell.dataset.value = value;
       const off = same ? Math.abs(value - get(right, i, j)) : Infinity;
       const bad = app.mistake !== null && !(off <= 1e-9 * (bound || 1)) && !(value === get(right, i, j));
