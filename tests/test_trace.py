@@ -12,7 +12,7 @@ import pytest
 
 import attngrad
 from attngrad import reference
-from attngrad.explain import invariants
+from attngrad.explain import files, invariants
 from attngrad.explain.rules import KEY_SIDE, RULES, is_flat
 from attngrad.explain.terms import parse
 from cases import EVERYTHING, SHAPES, SINGLES, Case, label, make
@@ -230,6 +230,19 @@ def test_huge_scores_are_explained_without_overflow():
     found = t.explain("L", 0)
     assert found.total == found.value == pytest.approx(1e6 / 3**0.5)
     assert [term.value for term in found.terms] == [1.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (3, 1), (2, 1, 1, 5)])
+def test_a_bias_of_any_axes_is_explained(shape):
+    case = make()
+    t = attngrad.trace(*case.qkv, case.dout, bias=np.full(shape, 0.3))
+    rows, columns = (1, 1, *shape)[-2:]
+    found = t.explain("dbias", rows - 1, columns - 1)
+    assert found.total == pytest.approx(found.value, rel=1e-12)
+    assert len(found.terms) == t["dS"].size // t["dbias"].size
+    assert t.finite_difference("dbias", rows - 1, columns - 1) == pytest.approx(found.value, abs=1e-6)
+    assert "dbias" in files.text(t, "terminal")
+    assert t.to_latex()
 
 
 def test_the_text_of_an_explanation_has_its_terms():

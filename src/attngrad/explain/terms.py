@@ -110,7 +110,7 @@ class Explanation(NamedTuple):
 
 
 class Cells:
-    """Entries of the steps of a trace, by letters: ``at("dS", "ij", {"i": 0, "j": 2, ...})``."""
+    """Entries of the steps of a trace, by letters: ``number("dS", "ij", {"b": 0, "h": 0, "i": 0, "j": 2})``."""
 
     def __init__(
         self,
@@ -118,9 +118,8 @@ class Cells:
         visible: NDArray,
         cap: Mapping[str, Callable[[float], float]],
         group: int,
-        rules: Mapping[str, Rule],
     ) -> None:
-        self.cap, self.group, self.rules = cap, group, rules
+        self.cap, self.group = cap, group
         scores = values["Z"].shape
         self.heads = scores[-3] if len(scores) > 2 else 1
         self.batch = scores[:-3]
@@ -196,9 +195,8 @@ def expand(cells: Cells, rule: Rule, env: dict[str, int], value: float, scale: f
             if any(cells.hidden(name, letters, place) for _, name, letters in product.factors):
                 dropped += 1
                 continue
-            terms.append(
-                (product.sign, [_factor(cells, f, place, several, "b" in product.over) for f in product.factors])
-            )
+            batched = "b" in product.over
+            terms.append((product.sign, [_factor(cells, f, place, several, batched) for f in product.factors]))
     factor = scale if outer == "scale" else 1.0
     if outer == "log":
         exponents = [numbers[0][2] for _, numbers in terms]
@@ -212,9 +210,8 @@ def expand(cells: Cells, rule: Rule, env: dict[str, int], value: float, scale: f
         Term(sign, tuple((label, number) for label, number, _ in numbers), sign * math.prod(n for _, n, _ in numbers))
         for sign, numbers in terms
     )
-    total = (
-        math.fsum(t.value for t in found) if all(math.isfinite(t.value) for t in found) else sum(t.value for t in found)
-    )
+    values = [t.value for t in found]
+    total = math.fsum(values) if all(map(math.isfinite, values)) else sum(values)
     if outer == "scale":
         total *= factor
     elif outer == "log":
@@ -257,8 +254,7 @@ def _sums_over_heads(cells: Cells, rule: Rule, products: Sequence[Product]) -> b
     if rule.name in ("dbias", "dbias_dot"):
         return cells.heads > 1
     gathers = any(name not in KEY_SIDE and not is_flat(name) for p in products for _, name, _ in p.factors)
-    turns = any(name.startswith(("cos", "sin")) for p in products for _, name, _ in p.factors)
-    return rule.name in KEY_SIDE and cells.group > 1 and gathers and not turns
+    return rule.name in KEY_SIDE and cells.group > 1 and gathers
 
 
 def _places(cells: Cells, rule: Rule, product: Product, env: dict[str, int], several: bool) -> list[dict[str, int]]:

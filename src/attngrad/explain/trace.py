@@ -185,7 +185,7 @@ class Trace(Mapping[str, Step]):
             text: lambda z, f=f: float(f(np.float64(z)))
             for text, f in (("cap", cap.value), ("cap'", cap.first), ("cap''", cap.second))
         }
-        cells = Cells(self._values(), self.visible, functions, self.group, self.rules)
+        cells = Cells(self._values(), self.visible, functions, self.group)
         return expand(cells, self.rules[name], env, value, self.options.scale)
 
     def finite_difference(
@@ -234,7 +234,8 @@ class Trace(Mapping[str, Step]):
         if name not in self._steps:
             raise KeyError(self._unknown(name))
         rule, x = self.rules[name], self._steps[name]
-        extents = [int(n) for n in x.shape[-len(rule.letters) :]]
+        shape = (*(1,) * (len(rule.letters) - x.ndim), *x.shape)  # a bias may have fewer axes
+        extents = [int(n) for n in shape[-len(rule.letters) :]]
         given: list[tuple[str, Any]] = [("row", row)]
         if len(rule.letters) == 2:
             if column is None:
