@@ -57,20 +57,23 @@ function fit(app) {
   const side = two ? (flow.clientWidth - 16) / 2 : flow.clientWidth;
   const longest = app.tokens ? Math.max(...app.tokens.i.concat(app.tokens.j).map((t) => t.length)) : 2;
   const edge = 18 + Math.min(60, 6.4 * longest + 4);
-  let cell = window.innerHeight > 1000 && two ? 58 : 46;
-  for (const lanes of Object.values(LANES)) {
-    for (const names of lanes) {
-      const columns = names.map((name) => windowOf(app, app.rules[name].letters, app.right[name][0]).columns);
-      const total = columns.reduce((a, n) => a + n, 0);
-      cell = Math.min(cell, (side - 10 * (names.length - 1) - edge * names.length) / total - 1.2);
+  const largest = window.innerHeight > 1000 && two ? 58 : 46;
+  LANES.forward.forEach((_, n) => {
+    let cell = largest;
+    for (const lanes of Object.values(LANES)) {
+      const columns = lanes[n].map((name) => windowOf(app, app.rules[name].letters, app.right[name][0]).columns);
+      const total = columns.reduce((a, count) => a + count, 0);
+      cell = Math.min(cell, (side - 10 * (columns.length - 1) - edge * columns.length) / total - 1.2);
     }
-  }
-  if (cell < 30) cell = 34; // too narrow to read: let lanes wrap
-  const root = document.documentElement.style;
-  root.setProperty("--cell", `${Math.floor(cell)}px`);
-  root.setProperty("--font", `${Math.min(14, Math.max(9.5, cell / 3.45)).toFixed(1)}px`);
-  root.setProperty("--row", `${Math.max(22, Math.round(cell / 2))}px`);
-  root.setProperty("--pad", `${cell > 38 ? 4 : 2}px`);
+    if (cell < 29) cell = 34; // too narrow to read: let the lane wrap
+    for (const name of Object.keys(LANES)) {
+      const style = document.querySelectorAll(`#${name} .lane`)[n].style;
+      style.setProperty("--cell", `${Math.floor(cell)}px`);
+      style.setProperty("--font", `${Math.min(14, Math.max(9.3, cell / 3.45)).toFixed(1)}px`);
+      style.setProperty("--row", `${Math.max(22, Math.round(cell / 2))}px`);
+      style.setProperty("--pad", `${cell > 38 ? 4 : cell > 32 ? 2 : 0}px`);
+    }
+  });
   const like = document.getElementById("step-Z");
   document.querySelectorAll("figure.ghost").forEach((ghost) => { ghost.style.width = `${like.getBoundingClientRect().width}px`; });
 }
