@@ -1,0 +1,328 @@
+"""Calling somebody's code: how its arguments are found, what comes back, and what it must not do to us.
+
+A candidate runs in a thread of its own, with fresh copies of the inputs and its printing caught. Whatever it does
+(raise, call sys.exit, run on) comes back as a ``Call``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import ctypes
+import inspect
+import io
+import threading
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from attngrad.auditor.cases import Case, NDArray
+from attngrad.auditor.pipeline import RESULTS
+
+_NAMES = {
+    "q": ("q", "query", "queries"),
+    "k": ("k", "key", "keys"),
+    "v": ("v", "value", "values"),
+    "dout": ("dout", "do", "d_out", "grad_out", "grad_output", "dy", "g", "cotangent"),
+    "q_dot": ("q_dot", "qdot", "dot_q"),
+    "k_dot": ("k_dot", "kdot", "dot_k"),
+    "v_dot": ("v_dot", "vdot", "dot_v"),
+    "dout_dot": ("dout_dot", "do_dot"),
+}
+_ALIASES = {alias: name for name, aliases in _NAMES.items() for alias in aliases}
+_BY_COUNT = {
+    3: ("q", "k", "v"),
+    4: ("q", "k", "v", "dout"),
+    6: ("q", "k", "v", "q_dot", "k_dot", "v_dot"),
+    7: ("q", "k", "v", "dout", "q_dot", "k_dot", "v_dot"),
+    8: ("q", "k", "v", "dout", "q_dot", "k_dot", "v_dot", "dout_dot"),
+}
+LAYER_ARGUMENTS = ("query", "key", "value", "w_q", "w_k", "w_v", "w_o", "dy", "num_heads")
+
+
+class BadCandidate(TypeError):
+    """The candidate cannot be called in any way that the auditor knows."""
+
+
+@dataclass
+class Call:
+    """What came of one call."""
+
+    results: dict[str, Any] = field(default_factory=dict)
+    crash: str | None = None
+    """The candidate's traceback, from its first frame on."""
+    error: str | None = None
+    """The last line of it."""
+    exited: bool = False
+    timeout: bool = False
+    mutated: tuple[str, ...] = ()
+    printed: str = ""
+    strange: tuple[str, ...] = ()
+    """What it returned that cannot be read."""
+    unknown: tuple[str, ...] = ()
+    """Names that it returned and the auditor does not know."""
+
+
+Caller = Callable[[Case], tuple[Callable[[], Any], dict[str, NDArray]]]
+
+
+# --- arguments -------------------------------------------------------------------------------------------------------
+
+
+def _fresh(x: NDArray) -> NDArray:
+    """A writable copy with the same strides in kind: zero strides and axis order are part of the case."""
+    if x.size and 0 in x.strides:
+        shape = tuple(1 if s == 0 else n for n, s in zip(x.shape, x.strides, strict=True))
+        small = np.array(x[tuple(slice(0, n) for n in shape)])
+        strides = tuple(0 if s == 0 else t for s, t in zip(x.strides, small.strides, strict=True))
+        return np.lib.stride_tricks.as_strided(small, x.shape, strides)
+    return np.array(x, order="K")
+
+
+def _signature(candidate: Any) -> inspect.Signature | None:
+    try:
+        return inspect.signature(candidate)
+    except (TypeError, ValueError):
+        return None
+
+
+def _positional(candidate: Any) -> tuple[list[str], set[str], bool]:
+    """The required positional parameters, the names that can be passed by keyword, and whether there is **kwargs."""
+    signature = _signature(candidate)
+    if signature is None:
+        return ["q", "k", "v", "dout"], set(), False
+    kinds = inspect.Parameter
+    required, keywords, everything = [], set(), False
+    for p in signature.parameters.values():
+        if p.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD) and p.default is kinds.empty:
+            required.append(p.name)
+        elif p.kind in (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY):
+            keywords.add(p.name)
+        elif p.kind is kinds.VAR_POSITIONAL and not required:
+            required = ["q", "k", "v", "dout"]
+        elif p.kind is kinds.VAR_KEYWORD:
+            everything = True
+    return required, keywords, everything
+
+
+def attention_caller(candidate: Any) -> tuple[Caller, tuple[str, ...]]:
+    """How to call ``candidate(q, k, v[, dout][, tangents], **options)``, by its signature; and what it is given."""
+    required, keywords, everything = _positional(candidate)
+    taken = [name for name in required if name in ("primals", "tangents")]
+    # Options may be required parameters too: def f(q, k, v, dout, causal).
+    from attngrad._options import OPTION_NAMES
+
+    arrays = [name for name in required if name not in OPTION_NAMES]
+    by_keyword = {name for name in required if name in OPTION_NAMES} | keywords
+    known = [_ALIASES.get(name.lower()) for name in arrays]
+    if taken:
+        wanted: tuple[str, ...] = tuple(arrays)
+    elif None not in known and len(set(known)) == len(known) and {"q", "k", "v"} <= set(known):
+        wanted = tuple(name for name in known if name)
+    elif len(arrays) in _BY_COUNT:
+        wanted = _BY_COUNT[len(arrays)]
+    else:
+        raise BadCandidate(
+            f"audit: candidate must take (q, k, v, dout), or (q, k, v) for a forward alone; it takes ({', '.join(required)})."
+        )
+
+    def prepare(case: Case) -> tuple[Callable[[], Any], dict[str, NDArray]]:
+        fresh = {name: _fresh(x) for name, x in case.arrays.items()}
+        values: list[Any] = []
+        for name in wanted:
+            if name == "primals":
+                values.append((fresh["q"], fresh["k"], fresh["v"]))
+            elif name == "tangents":
+                values.append((fresh["q_dot"], fresh["k_dot"], fresh["v_dot"]))
+            else:
+                values.append(fresh[_ALIASES.get(name.lower(), name)])
+        options: dict[str, Any] = {}
+        for name, x in case.options.items():
+            if everything or name in by_keyword:
+                options[name] = _fresh(x) if isinstance(x, np.ndarray) else x
+        for name in ("bias_dot", "sinks_dot"):
+            if name in keywords and name in fresh:
+                options[name] = fresh[name]
+        watched = fresh | {name: x for name, x in options.items() if isinstance(x, np.ndarray)}
+        return lambda: candidate(*values, **options), watched
+
+    return prepare, wanted
+
+
+def layer_caller(candidate: Any) -> Caller:
+    """How to call ``candidate(query, key, value, w_q, w_k, w_v, w_o, dy, num_heads, **options)``."""
+    required, keywords, everything = _positional(candidate)
+    if len(required) != len(LAYER_ARGUMENTS) and _signature(candidate) is not None and required != ["q", "k", "v", "dout"]:
+        raise BadCandidate(
+            f"audit: a layer candidate must take ({', '.join(LAYER_ARGUMENTS)}); it takes ({', '.join(required)})."
+        )
+
+    def prepare(case: Case) -> tuple[Callable[[], Any], dict[str, NDArray]]:
+        fresh = {name: _fresh(case.arrays[name]) for name in LAYER_ARGUMENTS[:-1]}
+        options = {name: x for name, x in case.options.items() if everything or name in keywords}
+        return lambda: candidate(*fresh.values(), case.dims.hq, **options), fresh
+
+    return prepare
+
+
+# --- what comes back -------------------------------------------------------------------------------------------------
+
+
+def _array(x: Any) -> NDArray | None:
+    """``x`` as a NumPy array of floats, whatever library it is of; None where it is none."""
+    if hasattr(x, "detach"):
+        x = x.detach().cpu()
+        if str(x.dtype) == "torch.bfloat16":
+            x = x.float()
+        x = x.numpy()
+    try:
+        found = np.asarray(x)
+    except Exception:  # noqa: BLE001 - an object's own conversion may raise anything
+        return None
+    if found.dtype.kind == "c" or found.dtype == object or found.dtype.kind in "SUMm":
+        return None
+    return found.copy()
+
+
+_FIELDS = {"q": "dq", "k": "dk", "v": "dv", "bias": "dbias", "sinks": "dsinks"}
+
+
+def _flat(value: Any) -> list[Any]:
+    """Nested tuples flattened; named tuples of q, k, v (Gradients) become (dq, dk, dv)."""
+    if isinstance(value, (tuple, list)):
+        return [y for x in value for y in _flat(x)]
+    return [value]
+
+
+def named_results(value: Any, case: Case, level: str, tangents: bool) -> dict[str, Any]:
+    """What was returned, by name."""
+    if isinstance(value, Mapping):
+        return {str(name): x for name, x in value.items()}
+    if hasattr(value, "_asdict") and {"q", "k", "v"} <= set(value._fields):
+        return {_FIELDS.get(n, n): x for n, x in value._asdict().items() if x is not None}
+    if isinstance(value, (tuple, list)):
+        if any(hasattr(x, "_asdict") for x in value):
+            value = [[y for y in x if y is not None] if hasattr(x, "_asdict") else x for x in value]
+        return dict(zip(_names_of(_flat(value), case, level, tangents), _flat(value), strict=True))
+    return {"y" if level == "layer" else "out": value}
+
+
+def _names_of(values: list[Any], case: Case, level: str, tangents: bool) -> tuple[str, ...]:
+    n = len(values)
+    if level == "layer":
+        known: dict[int, tuple[str, ...]] = {
+            8: ("y", "dquery", "dkey", "dvalue", "dw_q", "dw_k", "dw_v", "dw_o"),
+            7: ("dquery", "dkey", "dvalue", "dw_q", "dw_k", "dw_v", "dw_o"),
+            3: ("dquery", "dkey", "dvalue"),
+            4: ("y", "dquery", "dkey", "dvalue"),
+        }
+    elif tangents:
+        second = ("dq_dot", "dk_dot", "dv_dot")
+        known = {1: ("out_dot",), 2: ("out", "out_dot"), 3: second, 6: ("dq", "dk", "dv", *second)}
+        known |= {7: ("out", *known[6]), 4: ("out", "lse", "out_dot", "lse_dot"), 8: ("out", "out_dot", *known[6])}
+    else:
+        known = {1: ("out",), 2: ("out", "lse"), 3: ("dq", "dk", "dv"), 4: ("out", "dq", "dk", "dv")}
+        extra = tuple(f"d{x}" for x in ("bias", "sinks") if x in case.options)
+        if extra:
+            known[4 + len(extra)] = ("out", "dq", "dk", "dv", *extra)
+            # Four arrays beside a bias: out first, or dbias last? The shapes tell.
+            first = np.shape(values[0]) == case.arrays["q"].shape and np.shape(values[1]) == case.arrays["k"].shape
+            if n == 3 + len(extra) and (n != 4 or (first and np.shape(values[2]) == case.arrays["v"].shape)):
+                known[n] = ("dq", "dk", "dv", *extra)
+    if n not in known:
+        sizes = ", ".join(map(str, sorted(known)))
+        raise ValueError(f"returned {n} arrays; {sizes} are understood. Return a mapping from names to arrays.")
+    return known[n]
+
+
+def read(value: Any, case: Case, level: str, tangents: bool, call: Call) -> None:
+    """Fill ``call`` with the results of a return value."""
+    if value is None:
+        call.strange = ("returned None",)
+        return
+    try:
+        named = named_results(value, case, level, tangents)
+    except ValueError as error:
+        call.strange = (str(error),)
+        return
+    strange, unknown = [], []
+    for name, x in named.items():
+        if name not in RESULTS:
+            unknown.append(name)
+        elif x is None:
+            strange.append(f"{name} is None")
+        elif (array := _array(x)) is None:
+            strange.append(f"{name} is no array of real numbers ({type(x).__name__})")
+        else:
+            call.results[name] = array
+    if not call.results and not strange:
+        strange.append(f"returned nothing that the auditor knows ({', '.join(unknown) or 'an empty mapping'})")
+    call.strange, call.unknown = tuple(strange), tuple(unknown)
+
+
+# --- running ---------------------------------------------------------------------------------------------------------
+
+
+def _own_frames(error: BaseException) -> str:
+    """The traceback without our own frames."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = ("attngrad/auditor/candidate.py", "attngrad/auditor/objects.py", "attngrad/auditor/torch_candidate.py",
+            "attngrad/auditor/jax_candidate.py")  # fmt: skip
+    theirs = [f for f in frames if not f.filename.replace("\\", "/").endswith(ours)]
+    lines = traceback.format_list(theirs or frames[-1:]) + traceback.format_exception_only(error)
+    return "Traceback (most recent call last):\n" + "".join(lines)
+
+
+def _stop(thread: threading.Thread) -> None:
+    """Ask a thread that runs on to end: the exception reaches it at its next bytecode."""
+    if thread.ident is not None:
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit))
+
+
+def run(prepare: Caller, case: Case, level: str, tangents: bool, seconds: float) -> Call:
+    """Call the candidate on one case. Whatever it does, this returns."""
+    call = Call()
+    printed = io.StringIO()
+    before = {}
+    outcome: dict[str, Any] = {}
+
+    def work() -> None:
+        try:
+            outcome["value"] = action()
+        except BaseException as error:  # noqa: BLE001 - sys.exit and KeyboardInterrupt of the candidate too
+            outcome["error"] = error
+
+    action, watched = prepare(case)
+    before = {name: np.array(x) for name, x in watched.items()}
+    thread = threading.Thread(target=contextvars.copy_context().run, args=(work,), daemon=True)
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        thread.start()
+        thread.join(seconds)
+        if thread.is_alive():
+            _stop(thread)
+            thread.join(1.0)
+            call.timeout = True
+    call.printed = printed.getvalue()
+    if call.timeout:
+        return call
+    call.mutated = tuple(
+        name for name, x in watched.items() if not np.array_equal(_bits(before[name]), _bits(np.asarray(x)))
+    )
+    error = outcome.get("error")
+    if error is not None:
+        call.crash = _own_frames(error)
+        call.error = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+        call.exited = isinstance(error, SystemExit)
+        partial = getattr(error, "attngrad_partial", None)
+        if partial:
+            read(partial, case, level, tangents, call)
+        return call
+    read(outcome.get("value"), case, level, tangents, call)
+    return call
+
+
+def _bits(x: NDArray) -> NDArray:
+    return np.ascontiguousarray(x).view(np.uint8) if x.ndim and x.size else x

@@ -1,0 +1,144 @@
+"""Mistakes in the matrix products: transposes and exchanges."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from attngrad._dense import drop, matmul, per_key_head, transpose
+from attngrad.auditor.mistakes._entry import Mistake, need, only, way
+from attngrad.auditor.pipeline import Pipeline
+
+Base = Callable[[], Any]
+
+
+def _square(p: Pipeline) -> None:
+    need(p.q.shape[-2] == p.k.shape[-2])
+
+
+def _dv(p: Pipeline, base: Base) -> Any:
+    _square(p)
+    return matmul(drop(p.weights_back, p.keep_back), p.dout)
+
+
+def _dk(p: Pipeline, base: Base) -> Any:
+    _square(p)
+    return p.c(p.scale_dk) * matmul(p.dz, p.q)
+
+
+def _dq(p: Pipeline, base: Base) -> Any:
+    _square(p)
+    return p.c(p.scale_dq) * matmul(transpose(p.dz), p.k_heads)
+
+
+def _reshaped(x: Any) -> Any:
+    """What a transposed result looks like when it is forced into the right shape."""
+    return np.ascontiguousarray(transpose(x)).reshape(x.shape)
+
+
+def _first(p: Pipeline, base: Base) -> Any:
+    return per_key_head(p.dk_heads, p.k)
+
+
+def _second(p: Pipeline, base: Base) -> Any:
+    return p.c(p.scale_dq) * matmul(p.dz, p.k_heads)
+
+
+def _third(p: Pipeline, base: Base) -> Any:
+    return per_key_head(p.dv_heads, p.v)
+
+
+def _with_q(p: Pipeline, base: Base) -> Any:
+    _square(p)
+    return p.c(p.scale_dq) * matmul(p.dz, p.q)
+
+
+def _with_k(p: Pipeline, base: Base) -> Any:
+    _square(p)
+    return p.c(p.scale_dk) * matmul(transpose(p.dz), p.k_heads)
+
+
+MISTAKES = (
+    Mistake(
+        "dv-not-transposed",
+        "dV has A in place of A^T",
+        "dV = A dO",
+        "dV = A^T dO",
+        "O = A V: value j reaches query i with weight A_ij, so dV_j sums over the queries i.",
+        "Transpose A over its last two axes: A.swapaxes(-1, -2) @ dO. (A transpose that lists the axes in their own "
+        "order does nothing.)",
+        only(dv_heads=_dv),
+    ),
+    Mistake(
+        "dk-not-transposed",
+        "dK has dS in place of dS^T",
+        "dK = scale dS Q",
+        "dK = scale dS^T Q",
+        "Z = scale Q K^T: key j meets query i in Z_ij, so dK_j sums over the queries i.",
+        "Transpose dS over its last two axes.",
+        only(dk_heads=_dk),
+    ),
+    Mistake(
+        "dk-transposed",
+        "dK is transposed",
+        "dK = scale Q^T dS",
+        "dK = scale dS^T Q",
+        "Q^T dS is D x S: the gradient of K^T, not of K.",
+        "Transpose it over its last two axes.",
+        (
+            way("of shape (D, S)", dk=lambda p, base: transpose(base())),
+            way("reshaped to (S, D)", dk=lambda p, base: _reshaped(base())),
+        ),
+    ),
+    Mistake(
+        "dq-with-transpose",
+        "dQ has dS^T in place of dS",
+        "dQ = scale dS^T K",
+        "dQ = scale dS K",
+        "Z = scale Q K^T: query i meets key j in Z_ij, so dQ_i sums over the keys j.",
+        "Use dS as it is for dQ, and its transpose for dK.",
+        only(dq=_dq),
+    ),
+    Mistake(
+        "dq-dk-exchanged",
+        "dQ and dK are exchanged",
+        "dQ, dK = scale dS^T Q, scale dS K",
+        "dQ, dK = scale dS K, scale dS^T Q",
+        "The two are returned in the wrong order.",
+        "Return dQ first.",
+        only(dq=_first, dk=_second),
+    ),
+    Mistake(
+        "dk-dv-exchanged",
+        "dK and dV are exchanged",
+        "dK, dV = A^T dO, scale dS^T Q",
+        "dK, dV = scale dS^T Q, A^T dO",
+        "The two are returned in the wrong order.",
+        "Return dK before dV.",
+        only(dk=_third, dv=_first),
+    ),
+    Mistake(
+        "own-operand-in-product",
+        "dQ is made with Q, or dK with K",
+        "dQ = scale dS Q,  dK = scale dS^T K",
+        "dQ = scale dS K,  dK = scale dS^T Q",
+        "The derivative of Q K^T by Q is K, and by K it is Q.",
+        "Exchange Q and K in the two products.",
+        (
+            way("both", dq=_with_q, dk_heads=_with_k),
+            way("dQ", dq=_with_q),
+            way("dK", dk_heads=_with_k),
+        ),
+    ),
+    Mistake(
+        "keys-for-values",
+        "dA is made with K in place of V",
+        "dA = dO K^T",
+        "dA = dO V^T",
+        "O = A V, so dA = dO V^T.",
+        "Use V.",
+        only(dweights=lambda p, base: drop(matmul(p.dout, transpose(p.k_heads)), p.keep_back)),
+    ),
+)

@@ -1,0 +1,214 @@
+"""Mistakes of computations in tiles and chunks, and in low precision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from attngrad._dense import matmul, rowsum, transpose, zero_hidden
+from attngrad.auditor.mistakes._entry import Mistake, Variant, Wild, need, way
+from attngrad.auditor.pipeline import Pipeline
+
+Base = Callable[[], Any]
+TILES = (2, 3, 4, 8, 16, 32, 64, 128)
+
+
+def _starts(length: int, tile: int) -> range:
+    return range(0, length, tile)
+
+
+def _last(length: int, tile: int) -> slice:
+    """The last tile."""
+    need(length > tile)
+    return slice((length - 1) // tile * tile, length)
+
+
+def _overwritten_dq(tile: int, which: int = -1) -> Callable[[Pipeline, Base], Any]:
+    def dq(p: Pipeline, base: Base) -> Any:
+        keys = _last(p.k.shape[-2], tile) if which else slice(0, tile)
+        need(p.k.shape[-2] > tile)
+        return p.c(p.scale_dq) * matmul(p.dz[..., keys], p.k_heads[..., keys, :])
+
+    return dq
+
+
+def _overwritten_dk(tile: int) -> Callable[[Pipeline, Base], Any]:
+    def dk(p: Pipeline, base: Base) -> Any:
+        rows = _last(p.q.shape[-2], tile)
+        return p.c(p.scale_dk) * matmul(transpose(p.dz[..., rows, :]), p.q[..., rows, :])
+
+    return dk
+
+
+def _overwritten_dv(tile: int) -> Callable[[Pipeline, Base], Any]:
+    def dv(p: Pipeline, base: Base) -> Any:
+        rows = _last(p.q.shape[-2], tile)
+        kept = p.weights_back if p.keep_back is None else p.weights_back * p.keep_back
+        return matmul(transpose(kept[..., rows, :]), p.dout[..., rows, :])
+
+    return dv
+
+
+def _chunks(p: Pipeline, size: int | None, parts: int | None) -> list[slice]:
+    keys = p.k.shape[-2]
+    step = size if size is not None else -(-keys // (parts or 1))
+    need(keys > step)
+    return [slice(start, min(start + step, keys)) for start in _starts(keys, step)]
+
+
+def _delta_by_chunk(size: int | None, parts: int | None, local: bool) -> Callable[[Pipeline, Base], Any]:
+    """Each chunk of keys subtracts its own part of delta; ``local``: that of its own softmax."""
+
+    def dscores(p: Pipeline, base: Base) -> Any:
+        a, dp = p.weights_back, p.dweights
+        ds = np.empty_like(a)
+        for keys in _chunks(p, size, parts):
+            part = rowsum(a[..., keys] * dp[..., keys])
+            if local:
+                mass = rowsum(a[..., keys])
+                part = part / np.where(mass == 0, p.c(1.0), mass)
+            ds[..., keys] = a[..., keys] * (dp[..., keys] - part[..., None])
+        return zero_hidden(ds, p.visible_back)
+
+    return dscores
+
+
+def _delta_of_one(size: int | None, parts: int | None, which: int) -> Callable[[Pipeline, Base], Any]:
+    """The delta of the first or last chunk, for all keys."""
+
+    def delta(p: Pipeline, base: Base) -> Any:
+        keys = _chunks(p, size, parts)[which]
+        return rowsum(p.weights_back[..., keys] * p.dweights[..., keys])
+
+    return delta
+
+
+def _delta_variants() -> tuple[Variant, ...]:
+    found = []
+    sizes: list[tuple[int | None, int | None]] = [(None, 2), (None, 4), *((tile, None) for tile in TILES)]
+    for size, parts in sizes:
+        name = f"chunks of {size} keys" if size else f"{parts} chunks"
+        found += [
+            way(f"{name}, each its own part", dscores=_delta_by_chunk(size, parts, False)),
+            way(f"{name}, each its own softmax", dscores=_delta_by_chunk(size, parts, True)),
+            way(f"the first of {name}", delta=_delta_of_one(size, parts, 0)),
+            way(f"the last of {name}", delta=_delta_of_one(size, parts, -1)),
+        ]
+    return tuple(found)
+
+
+def _tail(name: str, axis: int, tile: int, fill: float) -> Callable[[Pipeline, Base], Any]:
+    """The rows of the last, partial tile: zero, or whatever stood in memory."""
+
+    def step(p: Pipeline, base: Base) -> Any:
+        x = np.array(base())
+        length = x.shape[axis]
+        need(length % tile)
+        rows = [slice(None)] * x.ndim
+        rows[axis] = slice(length // tile * tile, None)
+        x[tuple(rows)] = fill
+        return x
+
+    return step
+
+
+def _unseen_tail(tile: int) -> Callable[[Pipeline, Base], Any]:
+    def visible(p: Pipeline, base: Base) -> Any:
+        keys = p.k.shape[-2]
+        need(keys % tile)
+        return base() & (np.arange(keys) < keys // tile * tile)
+
+    return visible
+
+
+def _query_tail_dropped(tile: int) -> Callable[[Pipeline, Base], Any]:
+    """The last queries add nothing to dK and dV, and get no dQ."""
+
+    def dout(p: Pipeline, base: Base) -> Any:
+        tokens = p.q.shape[-2]
+        need(tokens % tile)
+        return np.where((np.arange(tokens) < tokens // tile * tile)[:, None], base(), p.c(0.0))
+
+    return dout
+
+
+_PLACES = {
+    "out": (("out", -2),),
+    "dQ": (("dq", -2),),
+    "out and dQ": (("out", -2), ("dq", -2)),
+    "dK and dV": (("dk", -2), ("dv", -2)),
+    "dK": (("dk", -2),),
+    "dV": (("dv", -2),),
+    "dQ, dK and dV": (("dq", -2), ("dk", -2), ("dv", -2)),
+}
+
+
+def _tails(fill: float) -> list[Variant]:
+    wild = fill != 0.0
+    how = "stale" if wild else "zero"
+    return [
+        Variant({name: _tail(name, axis, tile, fill) for name, axis in places}, f"{where}, {how}, tiles of {tile}", wild)
+        for tile in TILES
+        for where, places in _PLACES.items()
+    ]
+
+
+MISTAKES = (
+    Mistake(
+        "delta-from-chunk",
+        "delta comes from one chunk of keys only",
+        "delta_c = sum over the keys of chunk c",
+        "delta = rowsum(dO o O), over all keys",
+        "The softmax is over all keys, so its row term is too, however the keys are split over tiles or machines.",
+        "Compute delta once from the whole output, before the loop over chunks.",
+        _delta_variants(),
+    ),
+    Mistake(
+        "tile-tail",
+        "the last, partial tile is left out or left over",
+        "rows T - T mod tile ... T wrong",
+        "every row computed",
+        "Where the length is no multiple of the tile, the rest needs a tile of its own.",
+        "Round the number of tiles up, and mask within the last one.",
+        (
+            *_tails(0.0),
+            *(way(f"keys not seen, tiles of {tile}", visible=_unseen_tail(tile)) for tile in TILES),
+            *(way(f"queries dropped in the backward, tiles of {tile}", dout=_query_tail_dropped(tile)) for tile in TILES),
+            *_tails(Wild),
+        ),
+    ),
+    Mistake(
+        "overwritten-not-accumulated",
+        "a gradient is overwritten, not accumulated, over tiles",
+        "dQ = scale dS_c K_c  of the last tile c",
+        "dQ = sum over tiles of scale dS_c K_c",
+        "Each tile adds its part. Assigning keeps the last.",
+        "Use += into an array of zeros.",
+        tuple(
+            variant
+            for tile in (1, *TILES)
+            for variant in (
+                way(f"dQ, tiles of {tile} keys", dq=_overwritten_dq(tile)),
+                way(f"dQ, the first of tiles of {tile} keys", dq=_overwritten_dq(tile, 0)),
+                way(f"dK, tiles of {tile} queries", dk_heads=_overwritten_dk(tile)),
+                way(f"dV, tiles of {tile} queries", dv_heads=_overwritten_dv(tile)),
+                way(
+                    f"dK and dV, tiles of {tile} queries",
+                    dk_heads=_overwritten_dk(tile),
+                    dv_heads=_overwritten_dv(tile),
+                ),
+            )
+        ),
+    ),
+    Mistake(
+        "low-precision",
+        "computed or accumulated in a lower precision",
+        "sums and products in float32, float16 or bfloat16",
+        "sums and products at least in the dtype of the inputs; 16-bit ones in float32",
+        "The errors are those of rounding, in a dtype coarser than the one that was asked for.",
+        "Accumulate in the dtype of the inputs or a wider one; look for a cast, or a literal of another dtype.",
+        (),
+    ),
+)

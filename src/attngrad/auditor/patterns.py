@@ -1,0 +1,71 @@
+"""The pattern of a wrong result that no mistake explains: where it is wrong, and whether by a constant ratio."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from attngrad.auditor.diagnose import Observation
+from attngrad.auditor.truth import LONG
+
+_AXES = {4: ("batch", "head", "row", "column"), 3: ("batch", "head", "row"), 2: ("row", "column"), 1: ("head",)}
+_FLAT = {3: ("batch", "row", "column")}
+
+
+def wrong_entries(o: Observation, name: str) -> Any:
+    """Where the candidate is off by more than a thousandth of its largest error, and by more than rounding."""
+    truth = o.truth.value(name)
+    assert truth is not None  # noqa: S101
+    with np.errstate(invalid="ignore"):
+        error = np.abs(o.results[name].astype(LONG) - truth)
+    error = np.where(np.isneginf(truth) & np.isneginf(o.results[name].astype(LONG)), 0, error)
+    error = np.where(np.isnan(error), np.inf, error).astype(np.float64)
+    finite = error[np.isfinite(error)]
+    top = float(np.max(finite, initial=0.0))
+    return (error > 1e-3 * top) & (error > 2.0 * o.truth.bound(name)) | ~np.isfinite(error)
+
+
+def ratio(o: Observation, name: str) -> float | None:
+    """The constant c with candidate = c * truth, if there is one."""
+    truth = o.truth.value(name)
+    assert truth is not None  # noqa: S101
+    a, b = o.results[name].astype(LONG).ravel(), truth.ravel()
+    if a.size < 2 or not np.isfinite(a).all() or not np.any(b != 0) or not np.isfinite(b).all():
+        return None
+    c = float(a @ b / (b @ b))
+    left = float(np.sqrt(np.mean((a - c * b) ** 2)))
+    return c if left <= 4.0 * o.truth.bound(name) * max(1.0, abs(c)) else None
+
+
+def _some(indices: Any, length: int) -> str:
+    values = [int(i) for i in indices]
+    if len(values) > 1 and values == list(range(values[0], values[-1] + 1)):
+        if values[-1] == length - 1:
+            return f"from {values[0]} on"
+        return f"{values[0]} to {values[-1]}"
+    shown = ", ".join(map(str, values[:6]))
+    return shown + (", ..." if len(values) > 6 else "")
+
+
+def describe(o: Observation, name: str, flat: bool = False) -> str:
+    """One or two sentences on where a result is wrong."""
+    bad = wrong_entries(o, name)
+    if not bad.any():
+        where = o.judgements[name].where
+        return f"One entry stands out, at {list(where or ())}: its error is far above that of its neighbours."
+    said = [f"{int(bad.sum())} of {bad.size} entries are wrong"]
+    axes = (_FLAT if flat else _AXES).get(bad.ndim) or _AXES.get(bad.ndim, tuple(f"axis {i}" for i in range(bad.ndim)))
+    for axis, label in enumerate(axes):
+        others = tuple(i for i in range(bad.ndim) if i != axis)
+        hit = np.flatnonzero(bad.any(axis=others))
+        if bad.shape[axis] > 1 and len(hit) < bad.shape[axis]:
+            plural = {"batch": "batches", "axis": "axes"}.get(label, label + "s")
+            said.append(f"only {label if len(hit) == 1 else plural} {_some(hit, bad.shape[axis])}")
+    first = tuple(int(i) for i in np.argwhere(bad)[0])
+    said.append(f"the first at {list(first)}")
+    text = ", ".join(said) + "."
+    constant = ratio(o, name)
+    if constant is not None:
+        text += f" It is {constant:.6g} times what it should be."
+    return text

@@ -1,0 +1,179 @@
+"""What an audit found: the report, as text and as JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+SYMBOLS = {
+    "q": "Q", "k": "K", "v": "V", "z": "Z", "scores": "S", "lse": "L", "weights": "A", "out": "O", "y": "Y",
+    "dout": "dO", "dweights": "dA", "delta": "delta", "dscores": "dS", "dz": "dZ", "dbias": "dBias", "dsinks": "dSinks",
+    "dq": "dQ", "dk": "dK", "dv": "dV", "dw_o": "dW_o", "dw_q": "dW_q", "dw_k": "dW_k", "dw_v": "dW_v",
+    "dquery": "dX_q", "dkey": "dX_k", "dvalue": "dX_v", "dx": "dX",
+}  # fmt: skip
+"""How pages and reports print the names; a tangent keeps its suffix."""
+
+EXIT = {"right": 0, "wrong": 1, "not audited": 2}
+
+
+def symbol(name: str) -> str:
+    """The mathematical name of a result.
+
+    >>> symbol("dscores"), symbol("dq_dot")
+    ('dS', 'dQ_dot')
+    """
+    base = name.removesuffix("_dot")
+    return SYMBOLS.get(base, base) + ("_dot" if base != name else "")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One result over all cases."""
+
+    name: str
+    status: str
+    """"right", "wrong", "shape" or "nan"."""
+    error: float
+    """The largest relative error; in cases that are wrong, if any is."""
+    allowed: float
+    """What rounding allows there, relative to the largest entry."""
+    wrong: int
+    cases: int
+    case: str = ""
+    where: tuple[int, ...] | None = None
+    got: float | None = None
+    expected: float | None = None
+    detail: str = ""
+    pattern: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether it is right in every case."""
+        return self.status == "right"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was found. A note is no fault."""
+
+    kind: str
+    """wrong, mistake, unexplained, crash, timeout, exit, strange, mutates; notes: unsupported, printed, unknown."""
+    text: str
+    fault: bool = True
+    name: str | None = None
+    """The result, or the id of the mistake."""
+    case: str | None = None
+
+
+@dataclass(frozen=True)
+class Explained:
+    """A mistake as the report tells it."""
+
+    id: str
+    title: str
+    note: str
+    formula: str
+    correct: str
+    why: str
+    fix: str
+
+
+@dataclass(frozen=True)
+class Heat:
+    """The error of one result over (row, column), in one head."""
+
+    name: str
+    case: str
+    head: tuple[int, ...]
+    errors: tuple[tuple[float, ...], ...]
+    allowed: float
+
+
+@dataclass(frozen=True)
+class AuditReport:
+    """The report of an audit: ``ok``, ``mistakes`` (ids), ``findings``, ``str(report)``, ``to_json()``, ``to_html()``."""
+
+    candidate: str
+    status: str
+    """"right", "wrong" or "not audited"."""
+    mistakes: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    stages: tuple[Stage, ...] = ()
+    explanations: tuple[tuple[Explained, ...], ...] = ()
+    """Each a combination of mistakes that reproduces everything; more than one where they are numerically the same."""
+    smallest: str = ""
+    """The smallest failing case, as code."""
+    traceback: str = ""
+    heat: Heat | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        """Whether every result is right in every case."""
+        return self.status == "right"
+
+    @property
+    def exit_code(self) -> int:
+        """0 right, 1 wrong, 2 could not be audited."""
+        return EXIT[self.status]
+
+    @property
+    def first(self) -> str | None:
+        """The first result, in the order of the data flow, that is wrong."""
+        return next((stage.name for stage in self.stages if not stage.ok), None)
+
+    @property
+    def verdict(self) -> str:
+        """The verdict in one sentence."""
+        cases = self.settings.get("cases", 0)
+        if self.ok:
+            names = ", ".join(symbol(s.name) for s in self.stages)
+            return f"RIGHT: {names} agree with the truth in all {cases} cases, within rounding."
+        if self.status == "not audited":
+            fault = next((f.text for f in self.findings if f.fault), "nothing came back")
+            return f"NOT AUDITED: {fault}"
+        bad = [symbol(s.name) for s in self.stages if not s.ok]
+        if not bad:
+            return "WRONG: " + next(f.text for f in self.findings if f.fault)
+        titles = sorted({m.title for state in self.explanations for m in state})
+        names = " and ".join((", ".join(bad[:-1]), bad[-1])) if len(bad) > 1 else bad[0]
+        told = "no known mistake explains it" if not titles else (
+            "; ".join(titles) if len(self.explanations) == 1 else " or ".join(titles)
+        )
+        return f"WRONG: {names} {'is' if len(bad) == 1 else 'are'} wrong; {told}."
+
+    def __str__(self) -> str:
+        from attngrad.auditor.terminal import plain
+
+        return plain(self)
+
+    def to_json(self) -> str:
+        """The report as JSON; ``AuditReport.from_json`` reads it back."""
+        return json.dumps({**asdict(self), "ok": self.ok, "first": self.first}, default=_plain, allow_nan=True, indent=1)
+
+    def to_html(self) -> str:
+        """The report as one self-contained page, with a heat map of the error."""
+        from attngrad.auditor.html import page
+
+        return page(self)
+
+    @classmethod
+    def from_json(cls, text: str) -> AuditReport:
+        """What ``to_json`` wrote."""
+        x = json.loads(text)
+        for name in ("ok", "first"):
+            x.pop(name)
+        x["mistakes"] = tuple(x["mistakes"])
+        x["findings"] = tuple(Finding(**f) for f in x["findings"])
+        x["stages"] = tuple(Stage(**{**s, "where": None if s["where"] is None else tuple(s["where"])}) for s in x["stages"])
+        x["explanations"] = tuple(tuple(Explained(**m) for m in state) for state in x["explanations"])
+        if x["heat"] is not None:
+            heat = x["heat"]
+            rows = tuple(map(tuple, heat["errors"]))
+            x["heat"] = Heat(heat["name"], heat["case"], tuple(heat["head"]), rows, heat["allowed"])
+        return cls(**x)
+
+
+def _plain(x: Any) -> Any:
+    return x.item() if hasattr(x, "item") else str(x)

@@ -1,0 +1,212 @@
+"""How far rounding may carry each single entry: a running first-order error analysis beside the pipeline.
+
+The RMS over a whole result hides one wrong entry among many. Here every entry has a scale of its own: eps times the
+terms that it is summed from, carried through every step. An entry whose error is many times its scale stands out,
+however small it is.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from attngrad._dense import per_key_head, per_query_head, sum_to
+from attngrad.auditor.pipeline import Pipeline, merge_heads, split_heads
+from attngrad.reference import SoftCap
+
+
+def _t(x: Any) -> Any:
+    return x.swapaxes(-1, -2)
+
+
+class EntryErrors:
+    """The error scale of every entry of every result of ``p``, computed in float64 with unit roundoff ``eps``."""
+
+    def __init__(self, p: Pipeline, eps: float, tiny: float) -> None:
+        self.p, self.eps, self.tiny = p, eps, tiny
+        self._values: dict[str, Any] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name not in self._values:
+            self._values[name] = getattr(self, f"_{name}")()
+        return self._values[name]
+
+    def size(self, name: str) -> Any:
+        """|value| of a step."""
+        return np.abs(np.asarray(getattr(self.p, name), dtype=np.float64))
+
+    def product(self, a: Any, ea: Any, b: Any, eb: Any) -> Any:
+        """The error of a b, given those of a and b."""
+        n = math.sqrt(a.shape[-1]) + 2.0
+        return ea @ b + a @ eb + self.eps * n * (a @ b) + self.tiny
+
+    @property
+    def layered(self) -> bool:
+        """Whether q, k and v are themselves computed."""
+        return self.p.has("query")
+
+    # forward
+
+    def _input(self, name: str, x: str, w: str) -> Any:
+        if not self.layered:
+            return np.zeros(self.size(name).shape)
+        a, b = self.size(x), self.size(w)
+        return split_heads(self.product(a, np.zeros(a.shape), b, np.zeros(b.shape)), self.p.num_heads)
+
+    def _q(self) -> Any:
+        return self._input("q", "query", "w_q")
+
+    def _k(self) -> Any:
+        return self._input("k", "key", "w_k")
+
+    def _v(self) -> Any:
+        return self._input("v", "value", "w_v")
+
+    def _heads(self, x: Any) -> Any:
+        return per_query_head(x, self.p.group)
+
+    def _z(self) -> Any:
+        scale = abs(float(self.p.scale_value))
+        k, ek = self._heads(self.size("k")), self._heads(self.k)
+        raw = self.product(self.size("q"), self.q, _t(k), _t(ek))
+        return scale * raw + 2.0 * self.eps * self.size("z") + self.tiny
+
+    def _scores(self) -> Any:
+        s = np.abs(np.asarray(self.p.scores_unmasked, dtype=np.float64))
+        bias = 0.0 if self.p.bias is None else np.abs(np.nan_to_num(np.asarray(self.p.bias, np.float64), neginf=0.0))
+        return self.z + self.eps * (4.0 * s + bias)
+
+    def _relative(self) -> Any:
+        """The relative error of a weight: of its score, of the normaliser, and of the exponential's argument."""
+        s = np.abs(np.asarray(self.p.scores_unmasked, dtype=np.float64))
+        top = np.max(np.where(self.p.visible, s, 0.0), axis=-1, keepdims=True, initial=0.0)
+        if self.p.sinks is not None:
+            top = np.maximum(top, np.abs(np.asarray(self.p.sinks, np.float64))[:, None, None])
+        width = math.sqrt(s.shape[-1]) + math.log(s.shape[-1] + 1.0) + 8.0
+        worst = np.max(np.where(self.p.visible, self.scores, 0.0), axis=-1, keepdims=True, initial=0.0)
+        return self.scores + worst + self.eps * (s + 2.0 * top + width)
+
+    def _lse(self) -> Any:
+        return np.max(np.where(self.p.visible, self.relative, 0.0), axis=-1, initial=0.0) + 4.0 * self.eps
+
+    def _weights(self) -> Any:
+        grown = np.expm1(np.minimum(self.relative, 30.0))
+        return np.where(self.p.visible, np.minimum(self.size("weights") * grown, 1.0) + self.tiny, 0.0)
+
+    def _kept(self) -> tuple[Any, Any]:
+        m = 1.0 if self.p.keep is None else np.asarray(self.p.keep, np.float64)
+        return self.size("weights") * m, self.weights * m + 2.0 * self.eps * self.size("weights") * m
+
+    def _out(self) -> Any:
+        a, ea = self._kept()
+        return self.product(a, ea, self._heads(self.size("v")), self._heads(self.v))
+
+    def _y(self) -> Any:
+        w = self.size("w_o")
+        return self.product(self.size("merged"), merge_heads(self.out), w, np.zeros(w.shape))
+
+    # reverse
+
+    def _dout(self) -> Any:
+        if not self.layered:
+            return np.zeros(self.size("dout").shape)
+        a, b = self.size("dy"), _t(self.size("w_o"))
+        return split_heads(self.product(a, np.zeros(a.shape), b, np.zeros(b.shape)), self.p.num_heads)
+
+    def _dweights(self) -> Any:
+        v, ev = self._heads(self.size("v")), self._heads(self.v)
+        error = self.product(self.size("dout"), self.dout, _t(v), _t(ev))
+        m = 1.0 if self.p.keep is None else np.asarray(self.p.keep, np.float64)
+        return (error + 2.0 * self.eps * self.size("dweights")) * m + self.tiny
+
+    def _delta(self) -> Any:
+        """Of rowsum(dout o out) and of rowsum(p o dp), whichever a candidate computes."""
+        dout, out = self.size("dout"), self.size("out")
+        n = self.eps * (math.sqrt(dout.shape[-1]) + 2.0)
+        by_out = np.sum(dout * self.out + self.dout * out + n * dout * out, axis=-1)
+        a, dp = self.size("weights"), self.size("dweights")
+        n = self.eps * (math.sqrt(a.shape[-1]) + 2.0)
+        by_weights = np.sum(a * self.dweights + self.weights * dp + n * a * dp, axis=-1)
+        return by_out + by_weights + self.tiny
+
+    def _dscores(self) -> Any:
+        a, dp, delta = self.size("weights"), self.size("dweights"), self.size("delta")[..., None]
+        difference = np.abs(np.asarray(self.p.dweights - self.p.delta[..., None], np.float64))
+        inner = self.dweights + self.delta[..., None] + self.eps * (dp + delta)
+        return np.where(self.p.visible, self.weights * (difference + inner) + a * inner + self.tiny, 0.0)
+
+    def _dbias(self) -> Any:
+        n = self.eps * (math.sqrt(self.p.dscores.size) + 2.0)
+        return sum_to(self.dscores + n * self.size("dscores"), self.p.bias.shape)
+
+    def _dsinks(self) -> Any:
+        share, delta = self.size("sink_share"), self.size("delta")
+        relative = np.expm1(np.minimum(self.lse + self.eps, 30.0))
+        return np.sum(share * (relative + 8.0 * self.eps) * delta + share * self.delta, axis=(0, 2)) + self.tiny
+
+    def _dz(self) -> Any:
+        cap = SoftCap(self.p.softcap)
+        z = np.asarray(self.p.z, np.float64)
+        slope = np.abs(cap.second(z)) * self.z + (0.0 if self.p.softcap is None else 8.0 * self.eps)
+        return self.dscores * np.abs(cap.first(z)) + self.size("dscores") * slope + self.tiny
+
+    def _dq(self) -> Any:
+        k, ek = self._heads(self.size("k")), self._heads(self.k)
+        scale = abs(float(self.p.scale_value))
+        return scale * self.product(self.size("dz"), self.dz, k, ek) + 2.0 * self.eps * self.size("dq") + self.tiny
+
+    def _dk(self) -> Any:
+        heads = self.product(_t(self.size("dz")), _t(self.dz), self.size("q"), self.q)
+        scale = abs(float(self.p.scale_value))
+        return scale * per_key_head(heads, self.p.k) * 2.0 + 4.0 * self.eps * self.size("dk") + self.tiny
+
+    def _dv(self) -> Any:
+        a, ea = self._kept()
+        return 2.0 * per_key_head(self.product(_t(a), _t(ea), self.size("dout"), self.dout), self.p.v) + self.tiny
+
+    # the layer
+
+    def _outer(self, x: Any, dx: Any, ex: Any) -> Any:
+        a, b, eb = (m.reshape(-1, m.shape[-1]) for m in (x, dx, ex))
+        return self.product(_t(a), np.zeros(_t(a).shape), b, eb)
+
+    def _back(self, dx: str, error: Any, w: str) -> Any:
+        b = _t(self.size(w))
+        return self.product(self.size(dx), merge_heads(error), b, np.zeros(b.shape))
+
+    def _dw_o(self) -> Any:
+        x, ex = self.size("merged"), merge_heads(self.out)
+        a, ea, b = (m.reshape(-1, m.shape[-1]) for m in (x, ex, self.size("dy")))
+        return self.product(_t(a), _t(ea), b, np.zeros(b.shape))
+
+    def _dw_q(self) -> Any:
+        return self._outer(self.size("query"), self.size("dq_flat"), merge_heads(self.dq))
+
+    def _dw_k(self) -> Any:
+        return self._outer(self.size("key"), self.size("dk_flat"), merge_heads(self.dk))
+
+    def _dw_v(self) -> Any:
+        return self._outer(self.size("value"), self.size("dv_flat"), merge_heads(self.dv))
+
+    def _dquery(self) -> Any:
+        return self._back("dq_flat", self.dq, "w_q")
+
+    def _dkey(self) -> Any:
+        return self._back("dk_flat", self.dk, "w_k")
+
+    def _dvalue(self) -> Any:
+        return self._back("dv_flat", self.dv, "w_v")
+
+    def _dx(self) -> Any:
+        sizes = self.size("dquery") + self.size("dkey") + self.size("dvalue")
+        return self.dquery + self.dkey + self.dvalue + 2.0 * self.eps * sizes
+
+
+ENTRYWISE = frozenset(
+    name[1:] for name in vars(EntryErrors) if name.startswith("_") and not name.startswith("__")
+) - {"relative", "input", "heads", "kept", "outer", "back", "values"}
+"""The results that have an error scale for every entry."""

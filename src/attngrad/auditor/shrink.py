@@ -1,0 +1,139 @@
+"""The smallest case that still fails, as code to paste."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from attngrad._options import OPTION_NAMES
+from attngrad.auditor.cases import Case, Dims, NDArray
+
+_AXES = {
+    "q": ("b", "hq", "t", "d"),
+    "k": ("b", "hk", "s", "d"),
+    "v": ("b", "hk", "s", "e"),
+    "dout": ("b", "hq", "t", "e"),
+    "query": ("b", "t", ""),
+    "key": ("b", "s", ""),
+    "value": ("b", "s", ""),
+    "dy": ("b", "t", ""),
+}
+
+
+def _cut(x: NDArray, axes: tuple[str, ...], n: Dims) -> NDArray:
+    """The leading part of an array, as long along each named axis as ``n`` says; broadcast axes stay."""
+    own = axes[len(axes) - x.ndim :]
+    part = tuple(slice(0, getattr(n, a)) if a and size != 1 else slice(None) for a, size in zip(own, x.shape, strict=True))
+    return x[part]
+
+
+def cut(case: Case, n: Dims) -> Case:
+    """The case at smaller sizes: every array cut to them."""
+    arrays = {name: _cut(x, _AXES.get(name.removesuffix("_dot"), ()), n) if name.removesuffix("_dot") in _AXES else x
+              for name, x in case.arrays.items()}  # fmt: skip
+    options: dict[str, Any] = dict(case.options)
+    for name in ("mask", "bias"):
+        if isinstance(options.get(name), np.ndarray):
+            options[name] = _cut(options[name], ("b", "hq", "t", "s"), n)
+            if name == "bias" and "bias_dot" in arrays:
+                arrays["bias_dot"] = _cut(arrays["bias_dot"], ("b", "hq", "t", "s"), n)
+    if isinstance(options.get("sinks"), np.ndarray):
+        options["sinks"] = options["sinks"][: n.hq]
+        if "sinks_dot" in arrays:
+            arrays["sinks_dot"] = arrays["sinks_dot"][: n.hq]
+    if isinstance(options.get("segments"), tuple):
+        ids, key_ids = options["segments"]
+        options["segments"] = (_cut(ids, ("b", "t"), n), _cut(key_ids, ("b", "s"), n))
+    if isinstance(options.get("offset"), np.ndarray) and options["offset"].ndim:
+        options["offset"] = options["offset"][: n.b]
+    return Case(case.name, n, arrays, options)
+
+
+def _smaller(n: Dims, layered: bool) -> Iterator[Dims]:
+    """Sizes to try, the boldest first."""
+    square = n.t == n.s
+    for t in sorted({1, 2, 3, n.t // 2, n.t - 1} & set(range(1, n.t))):
+        if square:
+            yield replace(n, t=t, s=t)
+        yield replace(n, t=t)
+    for s in sorted({1, 2, 3, n.s // 2, n.s - 1} & set(range(1, n.s))):
+        yield replace(n, s=s)
+    for b in range(1, n.b):
+        yield replace(n, b=b)
+    if layered:
+        return
+    group = n.hq // n.hk
+    for hk in range(1, n.hk):
+        yield replace(n, hk=hk, hq=hk * group)
+    if n.hk == 1:
+        for hq in range(1, n.hq):
+            yield replace(n, hq=hq)
+    for d in sorted({1, 2, n.d // 2} & set(range(1, n.d))):
+        yield replace(n, d=d, e=d) if n.d == n.e else replace(n, d=d)
+    for e in sorted({1, 2, n.e // 2} & set(range(1, n.e))):
+        if n.d != n.e:
+            yield replace(n, e=e)
+
+
+def shrink(case: Case, fails: Callable[[Case], bool], seconds: float, calls: int) -> Case:
+    """The smallest case found within the budget, with few digits where that still fails."""
+    deadline = time.monotonic() + seconds
+    layered = "query" in case.arrays
+    progress = True
+    while progress and calls > 0 and time.monotonic() < deadline:
+        progress = False
+        for n in _smaller(case.dims, layered):
+            calls -= 1
+            if calls < 0 or time.monotonic() > deadline:
+                break
+            small = cut(case, n)
+            if fails(small):
+                case, progress = small, True
+                break
+    for digits in (0, 1, 2):
+        if time.monotonic() > deadline:
+            break
+        rounded = {name: np.round(x.astype(np.float64), digits).astype(x.dtype) for name, x in case.arrays.items()}
+        candidate = replace(case, arrays=rounded)
+        if fails(candidate):
+            return candidate
+    return case
+
+
+def _literal(x: NDArray) -> str:
+    dtype = str(x.dtype)
+    if x.dtype == np.bool_:
+        return f"np.array({x.tolist()})"
+    if x.dtype.kind in "iu":
+        return f"np.array({x.tolist()})"
+    values = x.astype(np.float64)
+    listed = np.array2string(values, separator=", ", threshold=10**6, floatmode="unique", max_line_width=110)
+    listed = listed.replace("inf", "np.inf").replace("nan", "np.nan")
+    name = "ml_dtypes.bfloat16" if dtype == "bfloat16" else f"np.{dtype}"
+    return f"np.array({listed}, dtype={name})"
+
+
+def as_code(case: Case, wanted: tuple[str, ...], call: str, option_names: tuple[str, ...], comment: str) -> str:
+    """A script that makes the case and calls the candidate."""
+    lines = ["import numpy as np"]
+    if any(str(x.dtype) == "bfloat16" for x in case.arrays.values()):
+        lines.append("import ml_dtypes")
+    lines += [f"# {line}" for line in comment.splitlines()]
+    lines += [f"{name} = {_literal(case.arrays[name])}" for name in wanted if name in case.arrays]
+    passed = []
+    for name, value in case.options.items():
+        if name in OPTION_NAMES and name in option_names:
+            shown = value
+            text = _literal(shown) if isinstance(shown, np.ndarray) else repr(shown)
+            if isinstance(shown, tuple) and any(isinstance(x, np.ndarray) for x in shown):
+                text = f"({', '.join(_literal(x) for x in shown)})"
+            if isinstance(shown, np.ndarray):
+                lines.append(f"{name} = {text}")
+                text = name
+            passed.append(f"{name}={text}")
+    lines.append(call.format(options="".join(f", {p}" for p in passed)))
+    return "\n".join(lines) + "\n"

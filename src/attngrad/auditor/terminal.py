@@ -1,0 +1,133 @@
+"""The report in the terminal: verdict first, then the results by stage, the mistake, the fix, the smallest case."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from attngrad.auditor.report import AuditReport, Stage, symbol
+from attngrad.explain.marks import mark
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_COLOUR = {"right": "bold green", "wrong": "bold red", "not audited": "bold yellow"}
+
+
+def _number(x: float) -> str:
+    if not math.isfinite(x):
+        return "-"
+    return "0" if x == 0 else f"{x:.1e}"
+
+
+def what(stage: Stage) -> str:
+    """What is wrong with a result, in a few words."""
+    if stage.ok:
+        return ""
+    if stage.status == "shape":
+        return stage.detail
+    at = "" if stage.where is None else f" at {list(stage.where)}"
+    if stage.status == "nan":
+        return f"{stage.got}{at}, should be {stage.expected:.6g}" if stage.expected is not None else "not finite"
+    values = "" if stage.got is None else f": {stage.got:.6g}, should be {stage.expected:.6g}"
+    return f"{stage.detail or 'worst'}{at}{values}"
+
+
+def render(report: AuditReport, console: Console, *, width: int | None = None) -> None:
+    """Print the report."""
+    from rich.table import Table
+    from rich.text import Text
+
+    head, _, rest = report.verdict.partition(":")
+    console.print(Text.assemble((head, _COLOUR[report.status]), f":{rest}"))
+    settings = report.settings
+    facts = f"{report.candidate} · {settings.get('level')} · {settings.get('dtype')} · {settings.get('cases')} cases"
+    if settings.get("options"):
+        facts += f" · options {settings['options']}"
+    console.print(Text(facts if not console.options.ascii_only else facts.replace("·", "|"), style="dim"))
+    if report.stages:
+        console.print()
+        table = Table(box=None, pad_edge=False, header_style="dim")
+        for name, justify in (("", "left"), ("result", "left"), ("error", "right"), ("allowed", "right")):
+            table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+        table.add_column("wrong in", justify="right", no_wrap=True)
+        table.add_column("", ratio=1)
+        for stage in report.stages:
+            counted = f"{stage.wrong} of {stage.cases}" if stage.wrong else ""
+            first = Text("first to diverge; ", "bold") if stage.name == report.first else Text()
+            table.add_row(
+                mark(console, stage.ok),
+                Text(f"{symbol(stage.name)} ({stage.name})", "" if stage.ok else "bold"),
+                _number(stage.error),
+                _number(stage.allowed),
+                counted,
+                Text.assemble(first, what(stage)),
+            )
+        console.print(table)
+    _mistakes(report, console)
+    _findings(report, console)
+    if report.smallest:
+        console.print()
+        console.print(Text("The smallest failing case", "bold"))
+        console.print(Text(_indent(report.smallest)), soft_wrap=True)
+    if report.traceback:
+        console.print()
+        console.print(Text("What the candidate raised", "bold"))
+        console.print(Text(_indent(report.traceback)), soft_wrap=True)
+
+
+def _mistakes(report: AuditReport, console: Console) -> None:
+    from rich.text import Text
+
+    seen: set[str] = set()
+    if len(report.explanations) > 1:
+        console.print()
+        console.print(Text("Numerically the same in every case, so any of these it may be:", "italic"))
+    for number, state in enumerate(report.explanations):
+        if len(state) > 1 and len(report.explanations) > 1:
+            console.print(Text(f"Explanation {number + 1}: {' + '.join(m.id for m in state)}", "bold"))
+        for m in state:
+            if m.id in seen:
+                continue
+            seen.add(m.id)
+            console.print()
+            console.print(Text.assemble(("The mistake  ", "dim"), (m.id, "bold red"), f": {m.title}"))
+            for label, value in (
+                ("found", m.note),
+                ("computed", m.formula),
+                ("should be", m.correct),
+                ("why", m.why),
+                ("fix", m.fix),
+            ):
+                if value:
+                    console.print(Text.assemble((f"  {label:<10} ", "dim"), (value, "bold" if label == "fix" else "")))
+
+
+def _findings(report: AuditReport, console: Console) -> None:
+    from rich.text import Text
+
+    for finding in report.findings:
+        if finding.kind in ("wrong", "mistake"):
+            continue
+        if finding.fault and report.status == "not audited" and report.verdict.endswith(finding.text):
+            continue
+        console.print()
+        label = ("Finding  ", "bold red") if finding.fault else ("Note  ", "bold cyan")
+        console.print(Text.assemble(label, finding.text))
+
+
+def _indent(text: str) -> str:
+    return "\n".join(f"    {line}" for line in text.rstrip().splitlines())
+
+
+def plain(report: AuditReport, width: int = 120) -> str:
+    """The report without colours."""
+    import io
+
+    from rich.console import Console
+
+    buffer: Any = io.StringIO()
+    console = Console(file=buffer, width=width, color_system=None, force_terminal=False, legacy_windows=False)
+    render(report, console)
+    lines = [line.rstrip() for line in buffer.getvalue().splitlines()]
+    return "\n".join(lines) + "\n"

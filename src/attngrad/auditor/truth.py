@@ -1,0 +1,179 @@
+"""What a result should be, and how far from it rounding may carry a right computation.
+
+The bound on the RMS error is twice that of the straightforward computation in the dtype, every intermediate rounded to
+it, plus 8 eps times the largest result; both against longdouble. Where terms cancel by luck in the straightforward
+computation, the error scale of the entries (``rounding``) is the bound's floor. Beside it every entry is held against
+its own scale, so that one wrong entry is seen however small it is among the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from attngrad._dense import rowsum, zero_hidden
+from attngrad.auditor.cases import Case, NDArray
+from attngrad.auditor.pipeline import SECOND, TANGENT, Override, Pipeline, Undefined
+from attngrad.auditor.rounding import ENTRYWISE, EntryErrors
+from attngrad.testing import rms_error, rounding_bound
+
+LONG = np.dtype(np.longdouble)
+OUTLIER = 8.0
+"""How many times its error scale one entry may be off: more than twice the most that right computations showed."""
+
+_STRAIGHTFORWARD: tuple[Mapping[str, Override], ...] = (
+    {},
+    {"delta": lambda p, base: rowsum(p.weights_back * p.dweights)},
+    {
+        "weights_back": lambda p, base: zero_hidden(
+            np.exp(p.scores_unmasked - np.where(p.visible.any(-1), p.lse, p.c(0.0))[..., None]), p.visible
+        )
+    },
+)
+"""The ways to compute that all count as straightforward: delta from out or from the weights, weights from lse."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """How one result of one case compares with what it should be."""
+
+    kind: str
+    """"right", "wrong", "shape" or "nan"."""
+    error: float = 0.0
+    """max |actual - truth| over the largest true entry."""
+    rms: float = 0.0
+    bound: float = 0.0
+    where: tuple[int, ...] | None = None
+    got: float | None = None
+    expected: float | None = None
+    detail: str = ""
+
+    @property
+    def right(self) -> bool:
+        """Whether it is within rounding."""
+        return self.kind == "right"
+
+
+def epsilon(dtype: Any) -> tuple[float, float]:
+    """eps and the smallest positive number of a dtype."""
+    info = ml_dtypes.finfo(np.dtype(dtype))
+    return float(info.eps), float(info.smallest_subnormal)
+
+
+def rms_bound(pipelines: list[Pipeline], name: str, truth: NDArray, eps: float) -> float:
+    """The bound on the RMS error, by the worst of the straightforward computations."""
+    bounds = []
+    for p in pipelines:
+        naive = getattr(p, name)
+        seen = np.isfinite(truth.astype(np.float64))
+        if not seen.any():
+            return 0.0
+        bounds.append(rounding_bound(naive[seen], truth[seen], eps))
+    return max((b for b in bounds if np.isfinite(b)), default=float("inf"))
+
+
+class Truth:
+    """One case, computed in longdouble, and the bounds on what a candidate in ``dtype`` may be off by."""
+
+    def __init__(self, case: Case, dtype: Any) -> None:
+        self.case = case
+        self.dtype = np.dtype(dtype)
+        self.eps, self.tiny = epsilon(dtype)
+        self.exact = Pipeline(case.given, LONG)
+        self.naive = [Pipeline(case.given, self.dtype, (ways,)) for ways in _STRAIGHTFORWARD]
+        self.errors = EntryErrors(self.exact, self.eps, self.tiny)
+        self._bounds: dict[str, float] = {}
+
+    def value(self, name: str) -> NDArray | None:
+        """What the result should be; None where the case has no such result."""
+        try:
+            found: NDArray | None = getattr(self.exact, name)
+        except Undefined:
+            return None
+        return found
+
+    def bound(self, name: str) -> float:
+        """The bound on the RMS error of a result."""
+        if name not in self._bounds:
+            truth = self.value(name)
+            assert truth is not None  # noqa: S101
+            with np.errstate(all="ignore"):
+                bound = rms_bound(self.naive, name, truth, self.eps)
+                self._bounds[name] = max(bound, self._floor(name, truth))
+        return self._bounds[name]
+
+    def _floor(self, name: str, truth: NDArray) -> float:
+        """The RMS of the entries' error scales: what is fair where the naive computation cancels by luck."""
+        if name in ENTRYWISE:
+            scales = getattr(self.errors, name)
+            finite = scales[np.isfinite(truth.astype(np.float64))]
+            return float(np.sqrt(np.mean(finite**2))) if finite.size else 0.0
+        if name in (*TANGENT, *SECOND):
+            return 16.0 * self.eps * self._terms(name)
+        return 0.0
+
+    def _terms(self, name: str) -> float:
+        """The size of the terms that a tangent is made of, none of them cancelled."""
+        p = self.exact
+
+        def top(step: str) -> float:
+            x = getattr(p, step)
+            return float(np.max(np.abs(x), initial=0.0)) if x is not None else 0.0
+
+        s_dot = top("scores_dot") + top("lse_dot")
+        first = {"scores_dot": s_dot, "lse_dot": s_dot, "weights_dot": s_dot}
+        first["out_dot"] = s_dot * top("v") + top("v_dot")
+        if name in first:
+            return first[name]
+        dp = top("dweights") + top("delta")
+        ds = 2.0 * s_dot * dp + top("dweights_dot") + top("delta_dot")
+        if p.softcap is not None:
+            ds += dp * top("z_dot") * 2.0 / p.softcap
+        rows, scale = p.q.shape[-2] * p.group, abs(float(p.scale_value))
+        second = {"dq_dot": scale * (ds * top("k") + dp * top("k_dot"))}
+        second["dk_dot"] = scale * rows * (ds * top("q") + dp * top("q_dot"))
+        second["dv_dot"] = rows * (s_dot * top("dout") + top("dout_dot"))
+        second["dbias_dot"] = second["dsinks_dot"] = ds * np.sqrt(p.dscores.size)
+        return second.get(name, ds)
+
+    def judge(self, name: str, actual: NDArray) -> Judgement:
+        """Whether ``actual`` is the result ``name``, within rounding."""
+        truth = self.value(name)
+        assert truth is not None  # noqa: S101
+        if actual.shape != truth.shape:
+            return Judgement("shape", np.inf, np.inf, detail=f"shape {actual.shape}, should be {truth.shape}")
+        if actual.size == 0:
+            return Judgement("right")
+        a, b = actual.astype(LONG), truth
+        if name == "scores":  # what stands where nothing is seen does not matter, if softmax cannot see it
+            hidden = ~self.exact.visible & ~(a > -1e4)
+            a, b = np.where(hidden, 0, a), np.where(~self.exact.visible, 0, b)
+        same = (a == b) | (np.isneginf(a) & np.isneginf(b))
+        with np.errstate(invalid="ignore"):
+            difference = np.where(same, LONG.type(0), np.abs(a - b))
+        bad = ~np.isfinite(difference)
+        largest = float(np.max(np.abs(np.where(np.isfinite(b), b, 0))))
+        if bad.any():
+            return self._found("nan", a, b, np.where(bad, np.inf, 0.0), largest, np.inf, self.bound(name))
+        rms = rms_error(difference, np.zeros_like(difference))
+        bound = self.bound(name)
+        off = difference.astype(np.float64)
+        if rms > bound:
+            return self._found("wrong", a, b, off, largest, rms, bound)
+        if name in ENTRYWISE:
+            with np.errstate(divide="ignore", invalid="ignore"):
+                stands_out = np.where(off > 0, off / getattr(self.errors, name), 0.0)
+            if np.max(stands_out) > OUTLIER:
+                return self._found("wrong", a, b, stands_out, largest, rms, bound, "one entry stands out")
+        return Judgement("right", float(np.max(off)) / (largest or 1.0), rms, bound)
+
+    def _found(
+        self, kind: str, a: Any, b: Any, by: Any, largest: float, rms: float, bound: float, detail: str = ""
+    ) -> Judgement:
+        where = tuple(int(i) for i in np.unravel_index(np.argmax(by), by.shape))
+        error = float(abs(a[where] - b[where])) / (largest or 1.0)
+        return Judgement(kind, error, rms, bound, where, float(a[where]), float(b[where]), detail)
