@@ -32,6 +32,8 @@ _HOME = {
     "MultiHeadAttention": "layers",
     "trace": "explain.trace",
     "Trace": "explain.trace",
+    "audit": "auditor.run",
+    "AuditReport": "auditor.report",
     "get_num_threads": "_threads",
     "set_num_threads": "_threads",
 }
@@ -39,6 +41,7 @@ _MODULES = ("errata", "layers", "optim", "reference", "testing")
 
 __all__ = [
     "FormulaReport",
+    "AuditReport",
     "Gradients",
     "MultiHeadAttention",
     "Operands",
@@ -48,6 +51,7 @@ __all__ = [
     "attention",
     "attention_weights",
     "audit_formula",
+    "audit",
     "dropout_mask",
     "errata",
     "get_num_threads",
@@ -82,6 +86,7 @@ if TYPE_CHECKING:
     from attngrad._threads import get_num_threads, set_num_threads
     from attngrad.auditor.formulas import FormulaReport, audit_formula
     from attngrad.explain.trace import Trace, trace
+    from attngrad.auditor import AuditReport, audit
     from attngrad.layers import MultiHeadAttention
 
 

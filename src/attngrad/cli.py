@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from attngrad.auditor.cli import command as audit
 from attngrad.bench.cli import command as bench
 from attngrad.explain.cli import command as explain
 
@@ -114,6 +115,7 @@ def info() -> None:
         click.echo(f"{name:<10} {value}")
 
 
+main.add_command(audit)
 main.add_command(bench)
 main.add_command(explain)
 

@@ -7,14 +7,18 @@ forward modes can be held against the forward pass alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, cast
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from attngrad import reference
 from attngrad._options import Gradients, OptionArguments, Tangents
+
+if TYPE_CHECKING:
+    from attngrad.auditor.cases import Case
+    from attngrad.auditor.report import AuditReport
 
 NDArray = npt.NDArray[Any]
 _STEP = 1e-30
@@ -142,3 +146,39 @@ def complex_step_hvp(
     _, pullback = reference.vjp(*qkv, **moved)
     grads = pullback(**cotangents)
     return Gradients(*(None if g is None else g.imag / _STEP for g in grads))
+
+
+# --- for the tests of others ------------------------------------------------------------------------------------------
+
+
+def assert_attention_gradients(candidate: Callable[..., Any], **keywords: Any) -> AuditReport:
+    """Fail, with the auditor's report as the message, unless ``candidate`` is right; keywords as of ``attngrad.audit``.
+
+    >>> import attngrad
+    >>> def candidate(q, k, v, dout):
+    ...     out, pullback = attngrad.vjp(q, k, v)
+    ...     return out, *pullback(dout)[:3]
+    >>> assert_attention_gradients(candidate, effort="quick").ok
+    True
+    """
+    from attngrad.auditor.run import audit
+
+    __tracebackhide__ = True
+    report = audit(candidate, **keywords)
+    if not report.ok:
+        raise AssertionError(f"\n{report}")
+    return report
+
+
+def cases(level: str = "attention", **keywords: Any) -> list[Case]:
+    """The auditor's cases, for ``pytest.mark.parametrize``: each has a ``name``, ``arrays`` and ``options``.
+
+    Keywords: options, dtype, effort, seed, as of ``attngrad.audit``.
+
+    >>> case = cases(effort="quick")[0]
+    >>> case.name, case.arrays["q"].shape, str(case)
+    ('plain', (2, 2, 5, 4), 'plain')
+    """
+    from attngrad.auditor.cases import cases as provoking
+
+    return list(provoking(level, **keywords))

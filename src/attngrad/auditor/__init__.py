@@ -6,7 +6,23 @@
 
 from __future__ import annotations
 
-from attngrad.auditor.report import AuditReport
-from attngrad.auditor.run import audit
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from attngrad.auditor.report import AuditReport
+    from attngrad.auditor.run import audit
 
 __all__ = ["AuditReport", "audit"]
+
+
+def __getattr__(name: str) -> Any:
+    # Lazily, so that the command line can be imported without NumPy.
+    if name == "audit":
+        from attngrad.auditor.run import audit
+
+        return audit
+    if name == "AuditReport":
+        from attngrad.auditor.report import AuditReport
+
+        return AuditReport
+    raise AttributeError(f"module 'attngrad.auditor' has no attribute {name!r}")

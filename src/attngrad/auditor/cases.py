@@ -69,6 +69,9 @@ class Case:
     arrays: Mapping[str, NDArray]
     options: Mapping[str, Any] = field(default_factory=dict)
 
+    def __str__(self) -> str:
+        return self.name
+
     @property
     def given(self) -> dict[str, Any]:
         """What a pipeline starts from."""
@@ -98,7 +101,9 @@ def _large_logits(x: dict[str, NDArray], rng: Rng, logit: float) -> None:
 
 
 def _huge_logits(x: dict[str, NDArray], rng: Rng, logit: float) -> None:
-    _scaled_to(x, 20.0 * logit)
+    """Past the overflow of exp, in float64 too."""
+    x["q"][..., 0], x["k"][..., 0] = np.abs(x["q"][..., 0]) + 1.0, np.abs(x["k"][..., 0]) + 1.0
+    _scaled_to(x, 60.0 * logit)
 
 
 def _equal_logits(x: dict[str, NDArray], rng: Rng, logit: float) -> None:

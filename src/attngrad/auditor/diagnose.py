@@ -18,13 +18,16 @@ import numpy as np
 from attngrad.auditor.cases import NDArray
 from attngrad.auditor.mistakes import Mistake, Variant, catalogue
 from attngrad.auditor.pipeline import RESULTS, SECOND, TANGENT, Pipeline, Undefined
-from attngrad.auditor.truth import LONG, Judgement, Truth
+from attngrad.auditor.rounding import ENTRYWISE, EntryErrors
+from attngrad.auditor.truth import LONG, OUTLIER, Judgement, Truth
 from attngrad.testing import rms_error, rounding_bound
 
 Named = tuple[Mistake, Variant]
 State = tuple[Named, ...]
 _WIDTH = 24
 """How many explanations are followed side by side."""
+_SMALL = 400
+"""The number of scores up to which pipelines are kept."""
 
 
 @dataclass
@@ -82,16 +85,19 @@ class Search:
 
     def _pipeline(self, state: State, o: Observation, dtype: Any) -> Pipeline:
         key = (id(o), np.dtype(dtype).num, *(id(v) for _, v in state))
-        if key not in self._pipelines:
-            if len(self._pipelines) > 20000:
+        if key in self._pipelines:
+            return self._pipelines[key]
+        given = {**o.truth.case.given, "candidate_dtype": o.truth.dtype}
+        for place, (_, variant) in enumerate(state):
+            if variant.fit is not None:
+                others = self._pipeline(state[:place] + state[place + 1 :], o, LONG)
+                given["fitted"] = variant.fit(others, o.results)
+        made = Pipeline(given, dtype, [v.steps for _, v in state])
+        if o.size <= _SMALL:  # large ones are seldom reached, and would fill the memory
+            if len(self._pipelines) > 8000:
                 self._pipelines.clear()
-            given = {**o.truth.case.given, "candidate_dtype": o.truth.dtype}
-            for place, (_, variant) in enumerate(state):
-                if variant.fit is not None:
-                    others = self._pipeline(state[:place] + state[place + 1 :], o, LONG)
-                    given["fitted"] = variant.fit(others, o.results)
-            self._pipelines[key] = Pipeline(given, dtype, [v.steps for _, v in state])
-        return self._pipelines[key]
+            self._pipelines[key] = made
+        return made
 
     def _predict(self, state: State, o: Observation, name: str, dtype: Any = LONG) -> NDArray | None:
         try:
@@ -114,11 +120,11 @@ class Search:
             return False
         truth = o.truth.value(name)
         if truth is not None and predicted.shape == truth.shape and np.array_equal(predicted, truth):
-            return o.judgements[name].right
+            return o.judgements[name].right or self._within(state, o, name, predicted)
         if name == "scores":
             shown = np.isfinite(predicted) & np.isfinite(actual)
         else:
-            wild = any(v.wild for _, v in state)
+            wild = any(v.wild or v.fit for _, v in state)
             shown = ~np.isnan(predicted) if wild else np.ones(predicted.shape, bool)
             shown = shown & ~(np.isneginf(predicted) & np.isneginf(actual.astype(LONG)))
         if not shown.any():
@@ -136,7 +142,32 @@ class Search:
         with np.errstate(all="ignore"):
             fine = rounding_bound(naive[shown], b, o.truth.eps)
         floor = o.truth.bound(name) if truth is not None else 0.0
-        return bool(off <= 2.0 * max(fine if np.isfinite(fine) else 0.0, floor))
+        if off <= 2.0 * max(fine if np.isfinite(fine) else 0.0, floor):
+            return True
+        return off <= 2.0 * self._scale(state, o, name)
+
+    def _scales(self, state: State, o: Observation, name: str) -> NDArray:
+        """The entries' error scales in the mistaken pipeline, where these have a meaning."""
+        try:
+            with np.errstate(all="ignore"):
+                errors = EntryErrors(self._pipeline(state, o, LONG), o.truth.eps, o.truth.tiny)
+                scales: NDArray = getattr(errors, name) if name in ENTRYWISE else np.zeros(1)
+        except (Undefined, ValueError):
+            return np.zeros(1)
+        return scales
+
+    def _scale(self, state: State, o: Observation, name: str) -> float:
+        scales = self._scales(state, o, name)
+        scales = scales[np.isfinite(scales)]
+        return float(np.sqrt(np.mean(scales**2))) if scales.size else 0.0
+
+    def _within(self, state: State, o: Observation, name: str, predicted: NDArray) -> bool:
+        """Whether every entry is off by rounding only, where the mistake changes the terms but not their sum."""
+        scales = self._scales(state, o, name) if state else np.zeros(1)
+        if scales.shape != predicted.shape:
+            return False
+        off = np.abs(o.results[name].astype(LONG) - predicted)
+        return bool(np.all(off <= OUTLIER * scales))
 
     def consistent(self, state: State, names: Sequence[str]) -> bool:
         """Whether every case is reproduced, in all of ``names``."""
@@ -184,12 +215,14 @@ class Search:
                 if time.monotonic() > self.deadline:
                     break
                 order = next((s for s in self._orders(state, added) if self.consistent(s, names)), None)
-                if order is not None and (not wild or self._tells(order, names[-1])):
+                if order is not None and self._tells(order, names[-1]):
                     found[key] = order
         return sorted(found.values(), key=len)[:_WIDTH]
 
     def _tells(self, state: State, name: str) -> bool:
         """Whether a state that leaves values open still fixes most of them where the candidate is wrong."""
+        if not any(v.wild or v.fit for _, v in state):
+            return True
         closed = []
         for o in self.observations:
             if name in o.results and not o.judgements[name].right:
@@ -246,7 +279,7 @@ def low_precision(observations: Sequence[Observation]) -> str | None:
 
 
 def _like_rounding(o: Observation, name: str, dtype: Any, eps: float) -> bool:
-    """An error no larger than rounding to ``dtype`` everywhere leaves, and not much smaller either."""
+    """An error about as large as rounding to ``dtype`` everywhere leaves."""
     if eps < 2.0 * o.truth.eps:
         return False
     truth = o.truth.value(name)
@@ -254,8 +287,7 @@ def _like_rounding(o: Observation, name: str, dtype: Any, eps: float) -> bool:
     with np.errstate(all="ignore"):
         coarse = getattr(Pipeline(o.truth.case.given, dtype), name)
     usual = rms_error(coarse, truth)
-    floor = o.truth.bound(name) * eps / o.truth.eps
-    return bool(o.judgements[name].rms <= 4.0 * max(usual, floor))
+    return bool(o.judgements[name].rms <= 6.0 * usual)
 
 
 def _spread(wrong: Sequence[tuple[Observation, str]]) -> bool:

@@ -86,8 +86,8 @@ def audit(
             progress(number, len(made) + 2, case.name)
         if session.try_case(case):
             break
-    settings["cases"] = len(session.observations)
     session.settle_crashes()
+    settings["cases"] = len(session.observations)
     if progress is not None:
         progress(len(made), len(made) + 2, "diagnosis" if session.wrong else "report")
     report = _report(session, title, settings, effort, progress, len(made), call_text)
@@ -218,7 +218,7 @@ class _Session:
         for text in call.strange:
             self.say("strange", f"{text} (case '{case.name}').", name=text, case=case.name)
         if call.exited:
-            self.say("exit", f"it called sys.exit ({call.error}) in the case '{case.name}'.", case=case.name)
+            self.say("exit", f"it called sys.exit ({call.error}) in the case '{case.name}'.", name="exit", case=case.name)
             self.traceback = self.traceback or call.crash or ""
         elif call.crash is not None:
             self.crashes.append((case, call))
@@ -251,6 +251,15 @@ class _Session:
             )
             self.say("crash", told, name="crash", case=case.name)
             self.traceback = self.traceback or call.crash or ""
+        self._forget(lacking)
+
+    def _forget(self, lacking: set[str]) -> None:
+        """Results of the wrong shape that broadcasting let through, where the candidate is known not to support it."""
+        for o in self.observations:
+            if o.truth.case.dims.features & lacking:
+                for name in [n for n, j in o.judgements.items() if j.kind == "shape"]:
+                    del o.judgements[name], o.results[name]
+        self.observations = [o for o in self.observations if o.results]
 
 
 _LACKS = {
@@ -278,13 +287,10 @@ def _stages(observations: Sequence[Observation], unexplained: Sequence[str], lev
         if bad and j.kind != status:
             worst = next(o for o in bad if o.judgements[name].kind == status)
             j = worst.judgements[name]
-        truth = worst.truth.value(name)
-        finite = np.abs(truth[np.isfinite(truth)]) if truth is not None else np.zeros(0)
-        largest = float(np.max(finite, initial=0.0)) or 1.0
         pattern = describe(worst, name, level == "layer") if name in unexplained and j.kind != "shape" else ""
         found.append(
             Stage(
-                name, status, j.error, j.bound / largest, len(bad), len(held), worst.truth.case.name,
+                name, status, j.error, worst.truth.bound(name) / worst.truth.unit(name), len(bad), len(held), worst.truth.case.name,
                 j.where, j.got, j.expected, j.detail, pattern,
             )
         )  # fmt: skip
@@ -308,12 +314,12 @@ def _heat(observations: Sequence[Observation], name: str) -> Heat | None:
         error = np.abs(o.results[name].astype(LONG) - truth).astype(np.float64)
     error = np.where(np.isfinite(error), error, np.inf)
     error = np.where(np.isneginf(truth.astype(np.float64)), 0.0, error)
-    largest = float(np.max(np.abs(np.where(np.isfinite(truth), truth, 0)))) or 1.0
+    unit = o.truth.unit(name)
     flat = error.reshape(-1, *error.shape[-2:])
     head = int(np.argmax(np.max(flat, axis=(1, 2))))
     where = tuple(int(i) for i in np.unravel_index(head, error.shape[:-2])) if error.ndim > 2 else ()
-    rows = tuple(tuple(float(x) for x in row) for row in flat[head] / largest)
-    return Heat(name, o.truth.case.name, where, rows, o.truth.bound(name) / largest)
+    rows = tuple(tuple(float(x) for x in row) for row in flat[head] / unit)
+    return Heat(name, o.truth.case.name, where, rows, o.truth.bound(name) / unit)
 
 
 def _report(

@@ -20,6 +20,12 @@ def _number(x: float) -> str:
     return "0" if x == 0 else f"{x:.1e}"
 
 
+def _facts(report: AuditReport) -> list[str]:
+    s = report.settings
+    facts = [report.candidate, str(s["level"]), str(s["dtype"]), f"{s.get('cases', 0)} cases"]
+    return facts + ([f"options {s['options']}"] if s.get("options") else [])
+
+
 def what(stage: Stage) -> str:
     """What is wrong with a result, in a few words."""
     if stage.ok:
@@ -40,11 +46,9 @@ def render(report: AuditReport, console: Console, *, width: int | None = None) -
 
     head, _, rest = report.verdict.partition(":")
     console.print(Text.assemble((head, _COLOUR[report.status]), f":{rest}"))
-    settings = report.settings
-    facts = f"{report.candidate} · {settings.get('level')} · {settings.get('dtype')} · {settings.get('cases')} cases"
-    if settings.get("options"):
-        facts += f" · options {settings['options']}"
-    console.print(Text(facts if not console.options.ascii_only else facts.replace("·", "|"), style="dim"))
+    if report.settings:
+        facts = " · ".join(_facts(report))
+        console.print(Text(facts.replace("·", "|") if console.options.ascii_only else facts, style="dim"))
     if report.stages:
         console.print()
         table = Table(box=None, pad_edge=False, header_style="dim")

@@ -44,7 +44,7 @@ class Judgement:
     kind: str
     """"right", "wrong", "shape" or "nan"."""
     error: float = 0.0
-    """max |actual - truth| over the largest true entry."""
+    """|actual - truth| at its worst, over the largest true entry or the terms that cancel in it."""
     rms: float = 0.0
     bound: float = 0.0
     where: tuple[int, ...] | None = None
@@ -59,9 +59,9 @@ class Judgement:
 
 
 def epsilon(dtype: Any) -> tuple[float, float]:
-    """eps and the smallest positive number of a dtype."""
+    """eps of a dtype, and what may underflow in it: the smallest normal number (float16 has no others to spare)."""
     info = ml_dtypes.finfo(np.dtype(dtype))
-    return float(info.eps), float(info.smallest_subnormal)
+    return float(info.eps), float(info.smallest_subnormal if np.dtype(dtype) == np.float16 else info.smallest_normal)
 
 
 def rms_bound(pipelines: list[Pipeline], name: str, truth: NDArray, eps: float) -> float:
@@ -140,6 +140,13 @@ class Truth:
         second["dbias_dot"] = second["dsinks_dot"] = ds * np.sqrt(p.dscores.size)
         return second.get(name, ds)
 
+    def unit(self, name: str) -> float:
+        """What errors are measured in: the largest true entry, or the size of the terms where these cancel."""
+        truth = self.value(name)
+        assert truth is not None  # noqa: S101
+        largest = float(np.max(np.abs(np.where(np.isfinite(truth), truth, 0)), initial=0.0))
+        return max(largest, self.bound(name) / (64.0 * self.eps)) or 1.0
+
     def judge(self, name: str, actual: NDArray) -> Judgement:
         """Whether ``actual`` is the result ``name``, within rounding."""
         truth = self.value(name)
@@ -156,24 +163,23 @@ class Truth:
         with np.errstate(invalid="ignore"):
             difference = np.where(same, LONG.type(0), np.abs(a - b))
         bad = ~np.isfinite(difference)
-        largest = float(np.max(np.abs(np.where(np.isfinite(b), b, 0))))
+        bound, unit = self.bound(name), self.unit(name)
         if bad.any():
-            return self._found("nan", a, b, np.where(bad, np.inf, 0.0), largest, np.inf, self.bound(name))
+            return self._found("nan", a, b, np.where(bad, np.inf, 0.0), unit, np.inf, bound)
         rms = rms_error(difference, np.zeros_like(difference))
-        bound = self.bound(name)
         off = difference.astype(np.float64)
         if rms > bound:
-            return self._found("wrong", a, b, off, largest, rms, bound)
+            return self._found("wrong", a, b, off, unit, rms, bound)
         if name in ENTRYWISE:
             with np.errstate(divide="ignore", invalid="ignore"):
                 stands_out = np.where(off > 0, off / getattr(self.errors, name), 0.0)
             if np.max(stands_out) > OUTLIER:
-                return self._found("wrong", a, b, stands_out, largest, rms, bound, "one entry stands out")
-        return Judgement("right", float(np.max(off)) / (largest or 1.0), rms, bound)
+                return self._found("wrong", a, b, stands_out, unit, rms, bound, "one entry stands out")
+        return Judgement("right", float(np.max(off)) / unit, rms, bound)
 
     def _found(
-        self, kind: str, a: Any, b: Any, by: Any, largest: float, rms: float, bound: float, detail: str = ""
+        self, kind: str, a: Any, b: Any, by: Any, unit: float, rms: float, bound: float, detail: str = ""
     ) -> Judgement:
         where = tuple(int(i) for i in np.unravel_index(np.argmax(by), by.shape))
-        error = float(abs(a[where] - b[where])) / (largest or 1.0)
+        error = float(abs(a[where] - b[where])) / unit
         return Judgement(kind, error, rms, bound, where, float(a[where]), float(b[where]), detail)

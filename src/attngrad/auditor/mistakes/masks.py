@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from attngrad._dense import rowsum, zero_hidden
-from attngrad.auditor.mistakes._entry import Mistake, Variant, need, way
+from attngrad.auditor.mistakes._entry import Mistake, Variant, Wild, need, way
 from attngrad.auditor.pipeline import Pipeline, keep_with, softmax, visible_with
 
 Base = Callable[[], Any]
@@ -69,7 +69,7 @@ _IGNORED: dict[str, Callable[[Pipeline], Any]] = {
 
 
 def _sees_all(p: Pipeline, base: Base) -> Any:
-    return np.ones_like(p.visible)
+    return np.ones_like(base())
 
 
 def _after_softmax(p: Pipeline, base: Base) -> Any:
@@ -145,6 +145,11 @@ def _other_mask(p: Pipeline, returned: Mapping[str, Any]) -> Any:
     sums = np.einsum("ci,bhij,bhie->bhjce", choices, a, dout)
     best = np.argmin(np.sum((sums - dv.astype(np.float64)[:, :, :, None]) ** 2, axis=-1), axis=-1)
     return np.moveaxis(choices[best], -1, -2)
+
+
+def _fitted_mask(p: Pipeline, base: Base) -> Any:
+    """The mask that was found; open where none could be."""
+    return base() * p.c(Wild) if p.fitted is None else p.c(p.fitted)
 
 
 MISTAKES = (
@@ -253,8 +258,7 @@ MISTAKES = (
             way("no mask in dV", dv_heads=lambda p, base: np.swapaxes(p.weights_back, -1, -2) @ p.dout),
             way("no mask in dA", dweights=lambda p, base: p.dout @ np.swapaxes(p.v_heads, -1, -2)),
             way("the mask of the next seed", keep_back=lambda p, base: keep_with(p, p.seed + 1)),
-            Variant({"keep_back": lambda p, base: base() if p.fitted is None else p.c(p.fitted)},
-                    "another mask in the backward", fit=_other_mask),
+            Variant({"keep_back": _fitted_mask}, "another mask in the backward", fit=_other_mask),
         ),
         ("dropout",),
     ),

@@ -230,7 +230,6 @@ MISTAKES = (
             way("over the queries, in both passes", weights=_softmax_over(-2), dscores=_consistent(-2)),
             way("over the heads", weights=_softmax_over(1), delta=_by_weights),
             way("over the heads, in both passes", weights=_softmax_over(1), dscores=_consistent(1)),
-            way("over the queries, in the backward pass", dscores=_consistent(-2)),
         ),
     ),
     Mistake(

@@ -152,6 +152,7 @@ def _tails(fill: float) -> list[Variant]:
         Variant({name: _tail(name, axis, tile, fill) for name, axis in places}, f"{where}, {how}, tiles of {tile}", wild)
         for tile in TILES
         for where, places in _PLACES.items()
+        if not (wild and "out" in where)  # the backward reads out: stale values there would leave everything open
     ]
 
 

@@ -1,0 +1,134 @@
+"""The process that a candidate runs in when it is audited from the command line: its memory and its life are its own.
+
+It reads what to do from standard input, as JSON, and writes lines of JSON to the file descriptor that it is given:
+``{"progress": [done, total, text]}``, and last ``{"report": ...}`` or ``{"failed": ...}``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import io
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+
+class NotFound(Exception):  # noqa: N818
+    """The target does not lead to a candidate."""
+
+
+def load(target: str) -> Any:
+    """The object that ``path/to/file.py:name`` or ``package.module:name`` leads to."""
+    place, colon, name = target.rpartition(":")
+    if not colon or not place or not name:
+        raise NotFound(f"audit: the target must be path/to/file.py:function; got {target!r}.")
+    path = Path(place)
+    if path.suffix == ".py" or path.exists():
+        if not path.is_file():
+            raise NotFound(f"audit: there is no file {place!r}.")
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        if spec is None or spec.loader is None:
+            raise NotFound(f"audit: {place!r} is no Python file.")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[path.stem] = module
+        sys.path.insert(0, str(path.parent.resolve()))
+        spec.loader.exec_module(module)
+    else:
+        sys.path.insert(0, os.getcwd())
+        try:
+            module = importlib.import_module(place)
+        except ModuleNotFoundError as error:
+            if error.name is not None and place.startswith(error.name):
+                raise NotFound(f"audit: there is no file and no module {place!r}.") from error
+            raise
+    found: Any = module
+    for part in name.split("."):
+        if not hasattr(found, part):
+            known = [n for n in dir(found) if not n.startswith("_") and callable(getattr(found, n))]
+            hint = f" It has {', '.join(known[:8])}." if known else ""
+            raise NotFound(f"audit: {place!r} has no {part!r}.{hint}")
+        found = getattr(found, part)
+    return found
+
+
+def limit_memory(gigabytes: float) -> None:
+    """Allow so much beyond what is in use now."""
+    import resource
+
+    with open("/proc/self/statm") as file:
+        used = int(file.read().split()[0]) * resource.getpagesize()
+    limit = used + int(gigabytes * 2**30)
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    if hard != resource.RLIM_INFINITY:
+        limit = min(limit, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+
+
+def _theirs(error: BaseException) -> str:
+    """The traceback from the first frame of the candidate's file on."""
+    frames = traceback.extract_tb(error.__traceback__)
+    skip = ("attngrad/auditor/child.py", "<frozen importlib._bootstrap", "importlib/__init__.py")
+    theirs = [f for f in frames if not any(s in f.filename.replace("\\", "/") for s in skip)]
+    lines = traceback.format_list(theirs) + traceback.format_exception_only(error)
+    return "Traceback (most recent call last):\n" + "".join(lines)
+
+
+def main() -> None:
+    """Load, limit, audit, report."""
+    job = json.load(sys.stdin)
+    channel = os.fdopen(int(sys.argv[1]), "w")
+
+    def send(**message: Any) -> None:
+        channel.write(json.dumps(message) + "\n")
+        channel.flush()
+
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(printed):
+            candidate = load(job["target"])
+    except NotFound as error:
+        send(failed=str(error), traceback="")
+        return
+    except BaseException as error:  # noqa: BLE001 - whatever importing somebody's file raises
+        send(failed=f"{job['target']} cannot be imported: {type(error).__name__}: {error}", traceback=_theirs(error))
+        return
+    try:
+        report = _audit(candidate, job, lambda done, total, text: send(progress=[done, total, text]))
+    except (TypeError, ValueError, ImportError) as error:
+        if not str(error).startswith("audit:") and not isinstance(error, ImportError):
+            raise
+        send(failed=str(error), traceback="")
+        return
+    send(report=report.to_json())
+
+
+def _audit(candidate: Any, job: dict[str, Any], progress: Any) -> Any:
+    keywords = {**job["keywords"], "progress": progress, "name": job["target"].rpartition(":")[2]}
+    if job["framework"] == "torch":
+        from attngrad.auditor.torch_candidate import audit as audit_torch
+
+        limit_memory(job["memory"])
+        keywords.pop("level", None)
+        return audit_torch(candidate, **keywords)
+    if job["framework"] == "jax":
+        from attngrad.auditor.jax_candidate import audit as audit_jax
+
+        limit_memory(job["memory"])
+        keywords.pop("level", None)
+        return audit_jax(candidate, **keywords)
+    from attngrad.auditor import audit
+    from attngrad.auditor.objects import is_layer_object
+
+    limit_memory(job["memory"])
+    if keywords.get("level") is None:
+        keywords["level"] = "layer" if is_layer_object(candidate) else "attention"
+    return audit(candidate, **keywords)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,197 @@
+"""The command ``attngrad audit``. Nothing but click is imported before it runs; the candidate runs in a child process."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    import subprocess
+
+    from attngrad.auditor.report import AuditReport
+
+_DTYPES = ("float64", "float32", "float16", "bfloat16")
+
+
+@click.command(name="audit")
+@click.argument("target", required=False, metavar="FILE.py:FUNCTION")
+@click.option("--level", type=click.Choice(["attention", "layer"]), help="What it is. [default: seen from the object]")
+@click.option("--option", "options", multiple=True, metavar="NAME=VALUE", help="causal=true, window=4,0, mask=true ...")
+@click.option("--supports", multiple=True, metavar="FEATURE", help="gqa, cross or widths: raising there is a fault.")
+@click.option("--dtype", type=click.Choice(_DTYPES), default="float64", show_default=True)
+@click.option("--effort", type=click.Choice(["quick", "default", "full"]), default="default", show_default=True)
+@click.option("--framework", type=click.Choice(["numpy", "torch", "jax"]), default="numpy", show_default=True,
+              help="torch and jax: a differentiable fn(q, k, v), its gradients by autograd.")  # fmt: skip
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Seed of the values.")
+@click.option("--time-limit", type=click.FloatRange(0.01), default=10.0, show_default=True, help="Seconds for one call.")
+@click.option("--memory", type=click.FloatRange(0.1), default=4.0, show_default=True, help="Gigabytes it may take.")
+@click.option("--html", "html_file", type=click.Path(dir_okay=False, writable=True), help="Write the report here.")
+@click.option("--json", "json_file", type=click.Path(dir_okay=False, writable=True), help="Write the report here; - prints.")
+def command(
+    target: str | None,
+    level: str | None,
+    options: tuple[str, ...],
+    supports: tuple[str, ...],
+    dtype: str,
+    effort: str,
+    framework: str,
+    seed: int,
+    time_limit: float,
+    memory: float,
+    html_file: str | None,
+    json_file: str | None,
+) -> None:
+    """Say whether an attention gradient is right, and if not, name the mistake.
+
+    FILE.py:FUNCTION takes (q, k, v, dout), arrays of shape (batch, heads, tokens, features), and returns
+    (out, dq, dk, dv) or a mapping of results. Exit status: 0 right, 1 wrong, 2 could not be audited.
+    """
+    if target is None:
+        raise click.UsageError("audit: give FILE.py:FUNCTION.")
+    keywords: dict[str, Any] = {
+        "options": parse_options(options) or None,
+        "supports": list(supports),
+        "dtype": dtype,
+        "effort": effort,
+        "seed": seed,
+        "time_limit": time_limit,
+        "level": level,
+    }
+    report = run_in_child({"target": target, "framework": framework, "memory": memory, "keywords": keywords})
+    from pathlib import Path
+
+    from rich.console import Console
+
+    from attngrad.auditor.terminal import render
+
+    if json_file == "-":
+        click.echo(report.to_json())
+    else:
+        render(report, Console(highlight=False))
+    if json_file not in (None, "-"):
+        Path(json_file).write_text(report.to_json() + "\n")
+    if html_file is not None:
+        Path(html_file).write_text(report.to_html())
+    raise SystemExit(report.exit_code)
+
+
+def parse_options(given: tuple[str, ...]) -> dict[str, Any]:
+    """``("causal=true", "window=4,none")`` as a dict.
+
+    >>> parse_options(("causal=true", "window=4,none", "scale=0.5"))
+    {'causal': True, 'window': (4, None), 'scale': 0.5}
+    """
+    found: dict[str, Any] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise click.BadParameter(f"must be NAME=VALUE; got {text!r}.", param_hint="--option")
+        parts = [_value(name, part) for part in value.split(",")]
+        found[name.strip()] = parts[0] if len(parts) == 1 else tuple(parts)
+    return found
+
+
+def _value(name: str, text: str) -> Any:
+    words = {"true": True, "false": False, "none": None}
+    word = text.strip().lower()
+    if word in words:
+        return words[word]
+    for kind in (int, float):
+        try:
+            return kind(word)
+        except ValueError:
+            continue
+    raise click.BadParameter(f"{name} must be true, false, none or numbers; got {text!r}.", param_hint="--option")
+
+
+def run_in_child(job: dict[str, Any]) -> AuditReport:
+    """The report of a child process, whatever becomes of it."""
+    import json
+    import os
+    import subprocess
+    import sys
+
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    from attngrad.auditor.report import AuditReport, Finding
+
+    reading, writing = os.pipe()
+    silence = 30.0 + 3.0 * job["keywords"]["time_limit"] + (90.0 if job["keywords"]["effort"] == "full" else 30.0)
+    process = subprocess.Popen(  # noqa: S603
+        [sys.executable, "-m", "attngrad.auditor.child", str(writing)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        pass_fds=(writing,),
+        text=True,
+    )
+    os.close(writing)
+    assert process.stdin is not None  # noqa: S101
+    assert process.stderr is not None  # noqa: S101
+    outcome: dict[str, Any] = {}
+    try:
+        process.stdin.write(json.dumps(job))
+        process.stdin.close()
+        columns = (BarColumn(20), TextColumn("{task.description}", markup=False))
+        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task("importing", total=None)
+            for message in _messages(reading, silence):
+                if "progress" in message:
+                    done, total, text = message["progress"]
+                    bar.update(task, completed=done, total=total, description=text)
+                else:
+                    outcome = message
+                    break
+    finally:
+        os.close(reading)
+        status = _end(process)
+    if "report" in outcome:
+        return AuditReport.from_json(outcome["report"])
+    name = job["target"]
+    if "failed" in outcome:
+        return AuditReport(name, "not audited", findings=(Finding("crash", outcome["failed"]),), traceback=outcome["traceback"])
+    told = _ending(status, silence)
+    return AuditReport(name, "not audited", findings=(Finding("exit", told),), traceback=process.stderr.read()[-4000:])
+
+
+def _end(process: subprocess.Popen[str]) -> int:
+    """The exit status of a process that is at its end, or is now."""
+    import subprocess
+
+    try:
+        return process.wait(1.0)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait(10.0)
+
+
+def _ending(status: int, silence: float) -> str:
+    import signal
+
+    if status == -signal.SIGKILL:
+        return f"it was ended after {silence:g} s without a sign, or by the system for want of memory."
+    if status < 0:
+        return f"its process was ended by {signal.Signals(-status).name}."
+    return f"its process ended by itself (exit status {status})."
+
+
+def _messages(reading: int, silence: float) -> Any:
+    """The lines of JSON that come through, until they end or none comes for too long."""
+    import json
+    import os
+    import select
+
+    pending = b""
+    while True:
+        ready, _, _ = select.select([reading], [], [], silence)
+        if not ready:
+            return
+        chunk = os.read(reading, 1 << 16)
+        if not chunk:
+            return
+        pending += chunk
+        *lines, pending = pending.split(b"\n")
+        for line in lines:
+            yield json.loads(line)

@@ -1,0 +1,354 @@
+"""A plain NumPy attention with a switch for every mistake: what the auditor is tried on.
+
+It shares no code with the catalogue. ``attention(*bugs)`` and ``layer(*bugs)`` give candidates with these mistakes
+planted; ``PLANTS`` and ``LAYER_PLANTS`` name each plant, the id it should be found by, and the options it needs.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+import attngrad
+
+
+def _t(x):
+    return np.swapaxes(x, -1, -2)
+
+
+def _seen(q, k, o, bugs):
+    """Which key each query sees."""
+    t, s = q.shape[-2], k.shape[-2]
+    offset = s - t if o.get("offset") is None else o["offset"]
+    if "alignment" in bugs:
+        offset = 0 if offset == s - t else s - t
+    i, j = np.arange(t)[:, None] + offset, np.arange(s)[None, :]
+    seen = np.ones((q.shape[0], q.shape[1], t, s), bool)
+    if o.get("causal"):
+        last = i + 1 if "causal one more" in bugs else i - 1 if "causal one less" in bugs else i
+        seen &= j <= last
+    if o.get("window") is not None:
+        left, right = o["window"]
+        seen &= (j >= i - left - ("window" in bugs)) & (j <= i + right)
+    if o.get("mask") is not None:
+        seen &= o["mask"]
+    return seen
+
+
+def _softmax(s, axis=-1):
+    top = np.max(s, axis=axis, keepdims=True)
+    e = np.exp(s - np.where(np.isneginf(top), 0, top)).astype(s.dtype)
+    total = np.sum(e, axis=axis, keepdims=True)
+    return e / np.where(total == 0, 1, total).astype(s.dtype), total, top
+
+
+def _scales(q, o, bugs):
+    d = q.shape[-1]
+    right = o["scale"] if o.get("scale") is not None else 1 / np.sqrt(d)
+    for bug, wrong in {
+        "scale missing": 1.0, "scale twice": right**2, "scale 1/d": 1 / d, "scale sqrt(d)": np.sqrt(d)
+    }.items():  # fmt: skip
+        if bug in bugs:
+            return wrong, wrong, wrong
+        if f"{bug} backward" in bugs:
+            return right, wrong, wrong
+    to_q = 1.0 if "scale missing dq" in bugs else right
+    to_k = 1.0 if "scale missing dk" in bugs else right
+    return right, to_q, to_k
+
+
+def _dscores(a, da, dout, out, bugs):
+    product = a * da
+    n = a.shape[-1]
+    if "no row term" in bugs:
+        return product
+    if "mean" in bugs:
+        return product - np.mean(product, axis=-1, keepdims=True)
+    if "mean of dA" in bugs:
+        return a * (da - np.mean(da, axis=-1, keepdims=True))
+    if "row term without A" in bugs:
+        return product - np.sum(product, axis=-1, keepdims=True)
+    if "row sum unweighted" in bugs:
+        return a * (da - np.sum(da, axis=-1, keepdims=True))
+    if "columns" in bugs:
+        return product - a * np.sum(product, axis=-2, keepdims=True)
+    if "matrix" in bugs:
+        return product - a @ _t(da) @ a
+    if "dA for dS" in bugs:
+        return da
+    if "diagonal" in bugs:
+        return product * (1 - a)
+    if "chunk delta" in bugs and n > 4:
+        ds = np.empty_like(a)
+        for start in range(0, n, 4):
+            c = slice(start, start + 4)
+            ds[..., c] = a[..., c] * (da[..., c] - np.sum(product[..., c], axis=-1, keepdims=True))
+        return ds
+    return a * (da - np.sum(dout * out, axis=-1, keepdims=True))
+
+
+def attention(*bugs, names=None):
+    """A candidate with these mistakes; ``names``: the mapping of results that it returns, else (out, dq, dk, dv)."""
+
+    def candidate(q, k, v, dout, causal=False, window=None, offset=None, mask=None, bias=None, softcap=None, scale=None,
+                  dropout=0.0, seed=None):  # fmt: skip
+        o = {"causal": causal, "window": window, "offset": offset, "mask": mask, "scale": scale}
+        dtype = q.dtype
+        group = q.shape[1] // k.shape[1]
+        if "low precision" in bugs:
+            low = np.float32 if dtype == np.float64 else np.float16
+            q, k, v, dout = (x.astype(low) for x in (q, k, v, dout))
+        many = (lambda x: np.tile(x, (1, group, 1, 1))) if "tiled groups" in bugs else (lambda x: np.repeat(x, group, 1))
+        kk, vv = many(k), many(v)
+        s_z, s_q, s_k = (q.dtype.type(x) for x in _scales(q, o, bugs))
+        z = s_z * (q @ _t(kk))
+        s = z if softcap is None else q.dtype.type(softcap) * np.tanh(z / q.dtype.type(softcap))
+        raw = s if bias is None else s + bias
+        seen = _seen(q, k, o, bugs)
+        if "unseen tail" in bugs and k.shape[-2] % 8:
+            seen = seen & (np.arange(k.shape[-2]) < k.shape[-2] // 8 * 8)
+        if "mask ignored" in bugs:
+            seen = np.ones_like(seen)
+        if "mask after" in bugs:
+            a, total, top = _softmax(raw)
+            a = a * seen
+        elif "mean of V" in bugs:
+            a, total, top = _softmax(np.where(seen, raw, q.dtype.type(-1e4)))
+        elif "overflow" in bugs:
+            with np.errstate(all="ignore"):
+                e = np.exp(np.where(seen, raw, -np.inf))
+                a, total, top = e / np.sum(e, -1, keepdims=True), np.sum(e, -1, keepdims=True), 0 * e[..., :1]
+        else:
+            a, total, top = _softmax(np.where(seen, raw, -np.inf), -2 if "softmax axis" in bugs else -1)
+        with np.errstate(divide="ignore"):
+            lse = (top + np.log(total))[..., 0] if "softmax axis" not in bugs else None
+        if "lse base 2" in bugs:
+            lse = lse / q.dtype.type(np.log(2))
+        if "lse without max" in bugs:
+            lse = lse - top[..., 0]
+        m = np.ones(a.shape, q.dtype)
+        if dropout:
+            m = attngrad.dropout_mask(a.shape, dropout, seed).astype(q.dtype)
+            m = m if "dropout not rescaled" in bugs else m / q.dtype.type(1 - dropout)
+        out = (a * m) @ vv
+        if "mask ignored backward" in bugs:
+            a = np.exp(raw - np.where(np.isneginf(lse), 0, lse)[..., None])
+            seen = np.ones_like(seen)
+        if dropout and "dropout no mask" in bugs:
+            m = np.ones_like(m)
+        if dropout and "dropout other mask" in bugs:
+            rng = np.random.default_rng(a.size)
+            m = (rng.random(a.shape) > dropout).astype(q.dtype) / q.dtype.type(1 - dropout)
+        da = (dout @ _t(vv)) * m
+        if "K for V" in bugs:
+            da = (dout @ _t(kk)) * m
+        dv = ((a * m) if "dv" in bugs else _t(a * m)) @ dout
+        ds = _dscores(a, da, dout, out, bugs)
+        if "dA for dS" not in bugs and "mean" not in bugs and "row term without A" not in bugs and "mean of V" not in bugs:
+            ds = np.where(seen, ds, 0)
+        if "one entry" in bugs:
+            ds[0, 0, -1, 0] *= q.dtype.type(0.99)
+        dz = ds
+        if softcap is not None:
+            tanh = s / q.dtype.type(softcap)
+            dz = ds * (1 - tanh**2)
+            if "no cap derivative" in bugs:
+                dz = ds
+            if "s tanh(s)" in bugs:
+                dz = ds * s * np.tanh(s)
+        dq = s_q * (dz @ kk)
+        dk = s_k * (_t(dz) @ q)
+        if "dk" in bugs:
+            dk = s_k * (dz @ q)
+        if "dq transposed" in bugs:
+            dq = s_q * (_t(dz) @ kk)
+        if "own operand" in bugs:
+            dq, dk = s_q * (dz @ q), s_k * (_t(dz) @ kk)
+        if "overwritten dq" in bugs:
+            for c in range(0, k.shape[-2], 4):
+                dq = s_q * (dz[..., c : c + 4] @ kk[..., c : c + 4, :])
+        if "overwritten dkv" in bugs:
+            for c in range(0, q.shape[-2], 4):
+                dk = s_k * (_t(dz[..., c : c + 4, :]) @ q[..., c : c + 4, :])
+                dv = _t((a * m)[..., c : c + 4, :]) @ dout[..., c : c + 4, :]
+        if group > 1 and "group unsummed" not in bugs:
+            if "tiled groups" in bugs:
+                split = [x.reshape(x.shape[0], group, -1, *x.shape[2:]) for x in (dk, dv)]
+                dk, dv = (x.sum(axis=1) for x in split)
+            else:
+                split = [x.reshape(x.shape[0], -1, group, *x.shape[2:]) for x in (dk, dv)]
+                if "group last" in bugs:
+                    dk, dv = (x[:, :, -1] for x in split)
+                elif "group mean" in bugs:
+                    dk, dv = (x.mean(axis=2) for x in split)
+                else:
+                    dk, dv = (x.sum(axis=2) for x in split)
+        if "dk transposed" in bugs:
+            dk = _t(dk)
+        if "dk times 1.001" in bugs:
+            dk = dk * q.dtype.type(1.001)
+        if "tail zero" in bugs and q.shape[-2] % 8:
+            dq[..., q.shape[-2] // 8 * 8 :, :] = 0
+        if "tail stale" in bugs and q.shape[-2] % 8:
+            dq[..., q.shape[-2] // 8 * 8 :, :] = np.random.default_rng(3).standard_normal(q[..., q.shape[-2] // 8 * 8 :, :].shape)
+        if "biased row" in bugs:
+            dq[0, 0, 0] *= 1 + 1e-6
+        if "one small entry" in bugs:
+            dq[-1, -1, -1, 0] *= 1 + 1e-9
+        dbias = None
+        if bias is not None:
+            axes = tuple(range(4 - bias.ndim)) + tuple(4 - bias.ndim + i for i, n in enumerate(bias.shape) if n == 1)
+            reduce = np.mean if "dbias mean" in bugs else np.sum
+            dbias = ds if "dbias unreduced" in bugs else reduce(ds, axis=axes).reshape(bias.shape)
+            if "dbias scaled" in bugs:
+                dbias = dbias * s_z
+        if "exchange dq dk" in bugs:
+            dq, dk = dk, dq
+        if "exchange dk dv" in bugs:
+            dk, dv = dv, dk
+        everything = {"scores": np.where(seen, raw, -np.inf), "lse": lse, "weights": a, "out": out, "dweights": da,
+                      "dscores": ds, "dq": dq, "dk": dk, "dv": dv, "dbias": dbias}  # fmt: skip
+        chosen = names or (("out", "dq", "dk", "dv", "dbias") if bias is not None else ("out", "dq", "dk", "dv"))
+        return {n: x.astype(dtype) for n, x in everything.items() if n in chosen}
+
+    return candidate
+
+
+MASK, CAUSAL, DROP = {"mask": True}, {"causal": True}, {"dropout": 0.3, "seed": 5}
+# plant: (the bugs' switch, id, options, results)
+PLANTS = {
+    "scale missing": ("scale-missing", None),
+    "scale missing backward": ("scale-missing", None),
+    "scale twice": ("scale-twice", {"scale": 0.3}),
+    "scale twice backward": ("scale-twice", None),
+    "scale 1/d": ("scale-by-d", None),
+    "scale 1/d backward": ("scale-by-d", None),
+    "scale sqrt(d)": ("scale-by-sqrt-d", None),
+    "scale sqrt(d) backward": ("scale-by-sqrt-d", None),
+    "scale missing dq": ("scale-missing-in-dq", None),
+    "scale missing dk": ("scale-missing-in-dk", None),
+    "no row term": ("row-term-missing", None),
+    "mean": ("mean-for-row-sum", None),
+    "mean of dA": ("mean-for-row-sum", None),
+    "row term without A": ("row-term-without-weights", None),
+    "row sum unweighted": ("row-sum-unweighted", None),
+    "columns": ("row-term-over-columns", None),
+    "matrix": ("row-term-matrix-product", None),
+    "dA for dS": ("dweights-for-dscores", None),
+    "diagonal": ("softmax-diagonal-only", None),
+    "softmax axis": ("softmax-wrong-axis", None),
+    "dv": ("dv-not-transposed", None),
+    "dk": ("dk-not-transposed", None),
+    "dk transposed": ("dk-transposed", None),
+    "dq transposed": ("dq-with-transpose", None),
+    "own operand": ("own-operand-in-product", None),
+    "K for V": ("keys-for-values", None),
+    "exchange dq dk": ("dq-dk-exchanged", None),
+    "exchange dk dv": ("dk-dv-exchanged", None),
+    "causal one more": ("causal-off-by-one", CAUSAL),
+    "causal one less": ("causal-off-by-one", CAUSAL),
+    "alignment": ("causal-alignment", CAUSAL),
+    "mask ignored": ("mask-ignored", MASK),
+    "mask ignored backward": ("mask-ignored-in-backward", CAUSAL),
+    "mask after": ("mask-after-softmax", MASK),
+    "mean of V": ("masked-row-not-zero", MASK),
+    "window": ("window-off-by-one", {"window": (2, 1)}),
+    "group unsummed": ("group-not-summed", None),
+    "group last": ("group-one-head-only", None),
+    "group mean": ("group-averaged", None),
+    "tiled groups": ("group-interleaved", None),
+    "dropout no mask": ("dropout-mask-not-reused", DROP),
+    "dropout other mask": ("dropout-mask-not-reused", DROP),
+    "dropout not rescaled": ("dropout-not-rescaled", DROP),
+    "no cap derivative": ("softcap-derivative-missing", {"softcap": 2.0}),
+    "s tanh(s)": ("softcap-derivative-wrong", {"softcap": 2.0}),
+    "dbias unreduced": ("bias-gradient-not-reduced", {"bias": True}),
+    "dbias mean": ("bias-gradient-averaged", {"bias": True}),
+    "dbias scaled": ("bias-gradient-scaled", {"bias": True}),
+    "chunk delta": ("delta-from-chunk", None),
+    "lse base 2": ("lse-base-2", None),
+    "lse without max": ("lse-without-max", None),
+    "overflow": ("softmax-overflow", None),
+    "unseen tail": ("tile-tail", None),
+    "tail zero": ("tile-tail", None),
+    "tail stale": ("tile-tail", None),
+    "overwritten dq": ("overwritten-not-accumulated", None),
+    "overwritten dkv": ("overwritten-not-accumulated", None),
+    "low precision": ("low-precision", None),
+}
+RETURNS = {"lse base 2": ("out", "lse", "dq", "dk", "dv"), "lse without max": ("out", "lse", "dq", "dk", "dv")}
+
+
+def plant(*bugs):
+    """The candidate of these plants, its options, and the ids that should be named."""
+    ids = {PLANTS[bug][0] for bug in bugs}
+    options = {}
+    for bug in bugs:
+        options |= PLANTS[bug][1] or {}
+    names = next((RETURNS[bug] for bug in bugs if bug in RETURNS), None)
+    if names and "bias" in options:
+        names = (*names, "dbias")
+    return attention(*bugs, names=names), options or None, ids
+
+
+# --- the layer -------------------------------------------------------------------------------------------------------
+
+
+def layer(*bugs, rate=0.05):
+    """A layer candidate with these mistakes."""
+
+    def candidate(query, key, value, w_q, w_k, w_v, w_o, dy, num_heads):
+        def split(x, wrong):
+            if wrong:
+                return x.reshape(len(x), num_heads, x.shape[1], -1)
+            return x.reshape(len(x), x.shape[1], num_heads, -1).transpose(0, 2, 1, 3)
+
+        def merge(x, wrong):
+            if wrong:
+                return x.reshape(len(x), x.shape[2], -1)
+            return x.transpose(0, 2, 1, 3).reshape(len(x), x.shape[2], -1)
+
+        wrong_split, wrong_merge = "split" in bugs, "merge" in bugs
+        q, k, v = (split(x @ w, wrong_split) for x, w in ((query, w_q), (key, w_k), (value, w_v)))
+        core = attention(*bugs)
+        dmerged = dy if "skip w_o" in bugs and w_o.shape[0] == w_o.shape[1] else dy @ w_o.T
+        dout = split(dmerged, wrong_merge)
+        r = core(q, k, v, dout)
+        merged = merge(r["out"], wrong_merge)
+        dq, dk, dv = (merge(r[n], wrong_split) for n in ("dq", "dk", "dv"))
+
+        def dw(x, dx):
+            each = _t(x) @ dx
+            if "batch unsummed" in bugs:
+                return each
+            if "dw transposed" in bugs:
+                return _t(each.sum(axis=0))
+            return each.mean(axis=0) if "batch mean" in bugs else each.sum(axis=0)
+
+        grads = {"dw_q": dw(query, dq), "dw_k": dw(key, dk), "dw_v": dw(value, dv), "dw_o": dw(merged, dy)}
+        if "update first" in bugs:
+            w_q, w_k, w_v = (w - w.dtype.type(rate) * grads[n] for w, n in ((w_q, "dw_q"), (w_k, "dw_k"), (w_v, "dw_v")))
+
+        def dx(d, w):
+            return d @ w if "w not transposed" in bugs and w.shape[0] == w.shape[1] else d @ w.T
+
+        inputs = {"dquery": dx(dq, w_q), "dkey": dx(dk, w_k), "dvalue": dx(dv, w_v)}
+        if "drop dvalue" in bugs:
+            inputs["dvalue"] = np.zeros_like(inputs["dvalue"])
+        return {"y": merged @ w_o, **grads, **inputs}
+
+    return candidate
+
+
+LAYER_PLANTS = {
+    "split": "heads-split-without-transpose",
+    "merge": "heads-merged-without-transpose",
+    "update first": "weights-updated-first",
+    "batch unsummed": "batch-not-summed",
+    "batch mean": "batch-averaged",
+    "w not transposed": "w-not-transposed",
+    "dw transposed": "dw-transposed",
+    "drop dvalue": "input-gradient-dropped",
+    "skip w_o": "output-projection-skipped",
+    "no row term": "row-term-missing",
+    "dv": "dv-not-transposed",
+}
