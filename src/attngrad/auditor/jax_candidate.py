@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -14,10 +16,12 @@ def audit(fn: Any, **keywords: Any) -> AuditReport:
     """Audit ``fn(q, k, v) -> out`` on JAX arrays ``(B, H, T, D)``; keywords as of ``attngrad.audit``.
 
     dq, dk and dv come from ``jax.vjp``; where ``fn`` offers them, forward mode (``jax.jvp``) and second order are
-    audited too. float64 is enabled for the calls. Options are passed as keywords if ``fn`` takes them.
+    audited too, all under ``jax.jit``. float64 is enabled for the calls. Options are passed as keywords if ``fn`` takes
+    them. One call may take a minute (``time_limit``), since every shape is compiled.
     """
-    modes = {"forward mode": _forward_mode, "double backward": _double_backward}
-    return audit_differentiable(fn, _gradients, modes, **keywords)
+    keywords.setdefault("time_limit", 60.0)
+    modes = {"forward mode": _caller(_forward_mode), "double backward": _caller(_double_backward)}
+    return audit_differentiable(fn, _caller(_gradients), modes, **keywords)
 
 
 def _x64() -> Any:
@@ -31,48 +35,51 @@ def _x64() -> Any:
     return enable_x64()
 
 
-def _given(arrays: dict[str, Any], options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    import jax.numpy as jnp
-
-    o = {n: jnp.asarray(x) if isinstance(x, np.ndarray) else x for n, x in options.items()}
-    return {n: jnp.asarray(x) for n, x in arrays.items()}, o
-
-
-def _numbers(results: dict[str, Any]) -> dict[str, Any]:
-    return {name: np.asarray(x) for name, x in results.items()}
-
-
-def _gradients(fn: Any, arrays: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+@cache
+def _compiled(mode: Callable[..., dict[str, Any]], fn: Any, static: tuple[tuple[str, Any], ...]) -> Any:
+    """``mode`` of ``fn`` under jit; compiled once a shape, for as long as ``fn`` lives here."""
     import jax
 
-    with _x64():
-        x, o = _given(arrays, options)
-        out, pullback = jax.vjp(lambda q, k, v: fn(q, k, v, **o), x["q"], x["k"], x["v"])
-        return _numbers({"out": out, **dict(zip(("dq", "dk", "dv"), pullback(x["dout"]), strict=True))})
+    def run(x: dict[str, Any], arrays: dict[str, Any]) -> dict[str, Any]:
+        return mode(lambda q, k, v: fn(q, k, v, **dict(static), **arrays), x)
+
+    return jax.jit(run)
 
 
-def _forward_mode(fn: Any, arrays: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+def _caller(mode: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    def call(fn: Any, given: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+        import jax.numpy as jnp
+
+        with _x64():
+            x = {name: jnp.asarray(value) for name, value in given.items()}
+            arrays = {n: jnp.asarray(o) for n, o in options.items() if isinstance(o, np.ndarray)}
+            static = tuple((n, o) for n, o in options.items() if n not in arrays)
+            results = _compiled(mode, fn, static)(x, arrays)
+            return {name: np.asarray(value) for name, value in results.items()}
+
+    return call
+
+
+def _gradients(f: Any, x: dict[str, Any]) -> dict[str, Any]:
     import jax
 
-    with _x64():
-        x, o = _given(arrays, options)
-        primals, tangents = tuple(x[n] for n in "qkv"), tuple(x[f"{n}_dot"] for n in "qkv")
-        _, out_dot = jax.jvp(lambda q, k, v: fn(q, k, v, **o), primals, tangents)
-        return _numbers({"out_dot": out_dot})
+    out, pullback = jax.vjp(f, x["q"], x["k"], x["v"])
+    return {"out": out, **dict(zip(("dq", "dk", "dv"), pullback(x["dout"]), strict=True))}
 
 
-def _double_backward(fn: Any, arrays: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+def _forward_mode(f: Any, x: dict[str, Any]) -> dict[str, Any]:
+    import jax
+
+    primals, tangents = tuple(x[n] for n in "qkv"), tuple(x[f"{n}_dot"] for n in "qkv")
+    return {"out_dot": jax.jvp(f, primals, tangents)[1]}
+
+
+def _double_backward(f: Any, x: dict[str, Any]) -> dict[str, Any]:
     """The gradients of the gradients, along the tangents: reverse over reverse, which every custom rule can offer."""
     import jax
 
-    with _x64():
-        x, o = _given(arrays, options)
-
-        def gradients(q: Any, k: Any, v: Any) -> Any:
-            return jax.vjp(lambda *qkv: fn(*qkv, **o), q, k, v)[1](x["dout"])
-
-        primals = tuple(x[n] for n in "qkv")
-        _, pullback = jax.vjp(gradients, *primals)
-        twice = pullback(tuple(x[f"{n}_dot"] for n in "qkv"))
-        more = jax.vjp(lambda *qkv: fn(*qkv, **o), *primals)[1](x["dout_dot"])
-        return _numbers({f"d{n}_dot": a + b for n, a, b in zip("qkv", twice, more, strict=True)})
+    primals = tuple(x[n] for n in "qkv")
+    _, pullback = jax.vjp(lambda *qkv: jax.vjp(f, *qkv)[1](x["dout"]), *primals)
+    twice = pullback(tuple(x[f"{n}_dot"] for n in "qkv"))
+    more = jax.vjp(f, *primals)[1](x["dout_dot"])
+    return {f"d{n}_dot": a + b for n, a, b in zip("qkv", twice, more, strict=True)}

@@ -7,7 +7,10 @@ in longdouble, it is the truth; in the dtype of the candidate, it is the straigh
 
 from __future__ import annotations
 
+import contextlib
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -49,11 +52,25 @@ def _layer(function: Step) -> Step:
     return function
 
 
+_READS: defaultdict[str, set[str]] = defaultdict(set)
+"""Which steps each step reads, as seen in pipelines without mistakes."""
+
+
+@cache
+def affected(steps: frozenset[str]) -> frozenset[str]:
+    """The steps, and those that read them, and so on: what must be computed anew when ``steps`` change."""
+    found = set(steps)
+    while more := {name for name, reads in _READS.items() if name not in found and reads & found}:
+        found |= more
+    return frozenset(found)
+
+
 class Pipeline:
     """The steps of one case, each computed once, when it is first asked for: ``p.dscores``, ``p.dq``, ...
 
     ``given`` are the inputs and options by name, ``overrides`` what mistakes compute instead: functions of the pipeline
-    and of ``base()``, which gives what this step would be without them.
+    and of ``base()``, which gives what this step would be without them. ``parent`` is the pipeline without mistakes, of
+    the same case and dtype: steps that no mistake can reach are taken from it.
     """
 
     def __init__(
@@ -61,14 +78,15 @@ class Pipeline:
         given: Mapping[str, Any],
         dtype: Any,
         overrides: Sequence[Mapping[str, Override]] = (),
-        steps: Mapping[str, Step] | None = None,
+        parent: Pipeline | None = None,
     ) -> None:
         self._dtype = np.dtype(dtype)
         self._values: dict[str, Any] = {name: self._round(x) for name, x in given.items()}
         self._overrides = overrides
-        if steps is None:
-            steps = {**ATTENTION_STEPS, **LAYER_STEPS} if "query" in given else ATTENTION_STEPS
-        self._steps = steps
+        self._steps = {**ATTENTION_STEPS, **LAYER_STEPS} if "query" in given else ATTENTION_STEPS
+        self._parent = parent
+        self._fresh = None if parent is None else affected(frozenset(x for y in overrides for x in y))
+        self._stack: list[str] = []
 
     def _round(self, x: Any) -> Any:
         floating = isinstance(x, np.ndarray) and x.dtype.kind not in "biu"
@@ -77,10 +95,14 @@ class Pipeline:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
+        if self._stack and not self._overrides:
+            _READS[self._stack[-1]].add(name)
         values = self._values
         if name not in values:
             if name not in self._steps:
                 values[name] = None  # an option that was not given
+            elif self._fresh is not None and name not in self._fresh:
+                values[name] = getattr(self._parent, name)
             else:
                 values[name] = self._compute(name)
         return values[name]
@@ -92,7 +114,18 @@ class Pipeline:
         for overrides in self._overrides:
             if name in overrides:
                 base = _wrap(overrides[name], self, base)
-        return base()
+        self._stack.append(name)
+        try:
+            return base()
+        finally:
+            self._stack.pop()
+
+    def learn(self) -> None:
+        """Compute every step, so that it is known which step reads which."""
+        for name in self._steps:
+            with contextlib.suppress(Exception):  # tangents of a layer, dx of three inputs: not there
+                getattr(self, name)
+        affected.cache_clear()
 
     def has(self, name: str) -> bool:
         """Whether the input or option was given."""

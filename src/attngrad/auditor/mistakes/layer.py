@@ -17,17 +17,15 @@ _PARTS = {"dquery": ("dq_flat", "w_q", "dw_q"), "dkey": ("dk_flat", "w_k", "dw_k
 
 def _learning_rate(p: Pipeline, returned: Mapping[str, Any]) -> float | None:
     """The step that input gradients by updated weights would show: dX = dQ (W - rate dW)^T."""
+    along = size = 0.0
     for name, (flat, w, dw) in _PARTS.items():
         if name in returned and returned[name].shape == getattr(p, name).shape:
             gradient = getattr(p, dw)
-            if gradient.shape != getattr(p, w).shape:
-                continue
-            moved = matmul(getattr(p, flat), transpose(gradient)).astype(np.float64)
-            off = per_token(getattr(p, flat), transpose(getattr(p, w))).astype(np.float64) - returned[name]
-            size = float(np.sum(moved * moved))
-            if size > 0 and np.isfinite(off).all():
-                return float(np.sum(off * moved)) / size
-    return None
+            if gradient.shape == getattr(p, w).shape:
+                moved = matmul(getattr(p, flat), transpose(gradient))
+                off = per_token(getattr(p, flat), transpose(getattr(p, w))) - returned[name]
+                along, size = along + float(np.sum(off * moved)), size + float(np.sum(moved * moved))
+    return along / size if size > 0 and np.isfinite(along) else None
 
 
 def _updated(p: Pipeline, base: Base) -> Any:
