@@ -97,7 +97,9 @@ def attention(*bugs, names=None):
         if "low precision" in bugs:
             low = np.float32 if dtype == np.float64 else np.float16
             q, k, v, dout = (x.astype(low) for x in (q, k, v, dout))
-        many = (lambda x: np.tile(x, (1, group, 1, 1))) if "tiled groups" in bugs else (lambda x: np.repeat(x, group, 1))
+        many = (
+            (lambda x: np.tile(x, (1, group, 1, 1))) if "tiled groups" in bugs else (lambda x: np.repeat(x, group, 1))
+        )
         kk, vv = many(k), many(v)
         s_z, s_q, s_k = (q.dtype.type(x) for x in _scales(q, o, bugs))
         z = s_z * (q @ _t(kk))
@@ -143,7 +145,12 @@ def attention(*bugs, names=None):
             da = (dout @ _t(kk)) * m
         dv = ((a * m) if "dv" in bugs else _t(a * m)) @ dout
         ds = _dscores(a, da, dout, out, bugs)
-        if "dA for dS" not in bugs and "mean" not in bugs and "row term without A" not in bugs and "mean of V" not in bugs:
+        if (
+            "dA for dS" not in bugs
+            and "mean" not in bugs
+            and "row term without A" not in bugs
+            and "mean of V" not in bugs
+        ):
             ds = np.where(seen, ds, 0)
         if "one entry" in bugs:
             ds[0, 0, -1, 0] *= q.dtype.type(0.99)
@@ -189,7 +196,9 @@ def attention(*bugs, names=None):
         if "tail zero" in bugs and q.shape[-2] % 8:
             dq[..., q.shape[-2] // 8 * 8 :, :] = 0
         if "tail stale" in bugs and q.shape[-2] % 8:
-            dq[..., q.shape[-2] // 8 * 8 :, :] = np.random.default_rng(3).standard_normal(q[..., q.shape[-2] // 8 * 8 :, :].shape)
+            dq[..., q.shape[-2] // 8 * 8 :, :] = np.random.default_rng(3).standard_normal(
+                q[..., q.shape[-2] // 8 * 8 :, :].shape
+            )
         if "biased row" in bugs:
             dq[0, 0, 0] *= 1 + 1e-6
         if "one small entry" in bugs:
@@ -326,7 +335,9 @@ def layer(*bugs, rate=0.05):
 
         grads = {"dw_q": dw(query, dq), "dw_k": dw(key, dk), "dw_v": dw(value, dv), "dw_o": dw(merged, dy)}
         if "update first" in bugs:
-            w_q, w_k, w_v = (w - w.dtype.type(rate) * grads[n] for w, n in ((w_q, "dw_q"), (w_k, "dw_k"), (w_v, "dw_v")))
+            w_q, w_k, w_v = (
+                w - w.dtype.type(rate) * grads[n] for w, n in ((w_q, "dw_q"), (w_k, "dw_k"), (w_v, "dw_v"))
+            )
 
         def dx(d, w):
             return d @ w if "w not transposed" in bugs and w.shape[0] == w.shape[1] else d @ w.T
@@ -352,3 +363,32 @@ LAYER_PLANTS = {
     "no row term": "row-term-missing",
     "dv": "dv-not-transposed",
 }
+
+# --- pairs -----------------------------------------------------------------------------------------------------------
+
+_ALTERNATIVES = (
+    [p for p in PLANTS if p.startswith("scale ")],
+    ["no row term", "mean", "mean of dA", "row term without A", "row sum unweighted", "columns", "matrix", "dA for dS",
+     "diagonal", "chunk delta"],
+    ["softmax axis", "mask after", "mean of V", "overflow", "mask ignored"],
+    ["group unsummed", "group last", "group mean", "tiled groups"],
+    ["dropout no mask", "dropout other mask", "dropout not rescaled"],
+    ["no cap derivative", "s tanh(s)"],
+    ["dbias unreduced", "dbias mean", "dbias scaled"],
+    ["causal one more", "causal one less"],
+    ["lse base 2", "lse without max", "softmax axis", "mask ignored backward"],
+    ["dk", "dk transposed", "own operand", "overwritten dkv", "exchange dk dv"],
+    ["dq transposed", "own operand", "overwritten dq", "exchange dq dk", "tail zero", "tail stale"],
+    ["dv", "overwritten dkv", "exchange dk dv"],
+    ["exchange dq dk", "exchange dk dv"],
+    ["mask ignored", "mask ignored backward", "mask after", "mean of V", "causal one more", "causal one less",
+     "alignment", "window"],
+)  # fmt: skip
+"""Plants that stand in each other's place: of these only one can be made at a time."""
+
+
+def pairs():
+    """Every two plants that can be made together."""
+    names = [p for p in PLANTS if p != "low precision"]
+    clash = {frozenset((a, b)) for group in _ALTERNATIVES for a in group for b in group}
+    return [(a, b) for i, a in enumerate(names) for b in names[i + 1 :] if frozenset((a, b)) not in clash]

@@ -43,7 +43,7 @@ _BY_COUNT = {
 LAYER_ARGUMENTS = ("query", "key", "value", "w_q", "w_k", "w_v", "w_o", "dy", "num_heads")
 
 
-class BadCandidate(TypeError):
+class BadCandidate(TypeError):  # noqa: N818
     """The candidate cannot be called in any way that the auditor knows."""
 
 
@@ -126,7 +126,8 @@ def attention_caller(candidate: Any) -> tuple[Caller, tuple[str, ...]]:
         wanted = _BY_COUNT[len(arrays)]
     else:
         raise BadCandidate(
-            f"audit: candidate must take (q, k, v, dout), or (q, k, v) for a forward alone; it takes ({', '.join(required)})."
+            "audit: candidate must take (q, k, v, dout), or (q, k, v) for a forward alone; "
+            f"it takes ({', '.join(required)})."
         )
 
     def prepare(case: Case) -> tuple[Callable[[], Any], dict[str, NDArray]]:
@@ -155,7 +156,11 @@ def attention_caller(candidate: Any) -> tuple[Caller, tuple[str, ...]]:
 def layer_caller(candidate: Any) -> Caller:
     """How to call ``candidate(query, key, value, w_q, w_k, w_v, w_o, dy, num_heads, **options)``."""
     required, keywords, everything = _positional(candidate)
-    if len(required) != len(LAYER_ARGUMENTS) and _signature(candidate) is not None and required != ["q", "k", "v", "dout"]:
+    if (
+        len(required) != len(LAYER_ARGUMENTS)
+        and _signature(candidate) is not None
+        and required != ["q", "k", "v", "dout"]
+    ):
         raise BadCandidate(
             f"audit: a layer candidate must take ({', '.join(LAYER_ARGUMENTS)}); it takes ({', '.join(required)})."
         )
@@ -180,7 +185,7 @@ def _array(x: Any) -> NDArray | None:
         x = x.numpy()
     try:
         found = np.asarray(x)
-    except Exception:  # noqa: BLE001 - an object's own conversion may raise anything
+    except Exception:
         return None
     if found.dtype.kind == "c" or found.dtype == object or found.dtype.kind in "SUMm":
         return None
@@ -292,7 +297,7 @@ def run(prepare: Caller, case: Case, level: str, tangents: bool, seconds: float)
     def work() -> None:
         try:
             outcome["value"] = action()
-        except BaseException as error:  # noqa: BLE001 - sys.exit and KeyboardInterrupt of the candidate too
+        except BaseException as error:
             outcome["error"] = error
 
     action, watched = prepare(case)

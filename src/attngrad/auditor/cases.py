@@ -321,9 +321,7 @@ def _arrays(level: str, n: Dims, rng: Rng, plain_output: bool) -> dict[str, NDAr
     return arrays
 
 
-def make(
-    level: str, plan: _Plan, dtype: Any, rng: Rng, options: Mapping[str, Any], plain_output: bool = False
-) -> Case:
+def make(level: str, plan: _Plan, dtype: Any, rng: Rng, options: Mapping[str, Any], plain_output: bool = False) -> Case:
     """One case: values by the plan, rounded to the dtype, then strides, options and tangents."""
     n = _fixed(plan.dims, options)
     arrays = _arrays(level, n, rng, plain_output)
@@ -336,7 +334,7 @@ def make(
         plan.fill(arrays, rng, logit)
     made = _made(options, rng, n, dtype)
     if level == "attention":
-        moved = {**arrays, **{x: made[x] for x in ("bias", "sinks") if x in made}}
+        moved: dict[str, NDArray] = arrays | {x: made[x] for x in ("bias", "sinks") if x in made}
         for name, x in moved.items():
             arrays[f"{name}_dot"] = rng.standard_normal(x.shape).astype(dtype)
         bind("audit", arrays["q"], arrays["k"], arrays["v"], made, kernels=np.dtype(dtype) in KERNEL_DTYPES)

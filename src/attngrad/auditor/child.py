@@ -94,7 +94,7 @@ def main() -> None:
     except NotFound as error:
         send(failed=str(error), traceback="")
         return
-    except BaseException as error:  # noqa: BLE001 - whatever importing somebody's file raises
+    except BaseException as error:
         send(failed=f"{job['target']} cannot be imported: {type(error).__name__}: {error}", traceback=_theirs(error))
         return
     try:

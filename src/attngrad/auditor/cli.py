@@ -1,4 +1,4 @@
-"""The command ``attngrad audit``. Nothing but click is imported before it runs; the candidate runs in a child process."""
+"""The command ``attngrad audit``: the candidate runs in a child process. Only click is imported before."""
 
 from __future__ import annotations
 
@@ -24,10 +24,14 @@ _DTYPES = ("float64", "float32", "float16", "bfloat16")
 @click.option("--framework", type=click.Choice(["numpy", "torch", "jax"]), default="numpy", show_default=True,
               help="torch and jax: a differentiable fn(q, k, v), its gradients by autograd.")  # fmt: skip
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Seed of the values.")
-@click.option("--time-limit", type=click.FloatRange(0.01), default=10.0, show_default=True, help="Seconds for one call.")
+@click.option(
+    "--time-limit", type=click.FloatRange(0.01), default=10.0, show_default=True, help="Seconds for one call."
+)
 @click.option("--memory", type=click.FloatRange(0.1), default=4.0, show_default=True, help="Gigabytes it may take.")
 @click.option("--html", "html_file", type=click.Path(dir_okay=False, writable=True), help="Write the report here.")
-@click.option("--json", "json_file", type=click.Path(dir_okay=False, writable=True), help="Write the report here; - prints.")
+@click.option(
+    "--json", "json_file", type=click.Path(dir_okay=False, writable=True), help="Write the report here; - prints."
+)
 def command(
     target: str | None,
     level: str | None,
@@ -151,7 +155,9 @@ def run_in_child(job: dict[str, Any]) -> AuditReport:
         return AuditReport.from_json(outcome["report"])
     name = job["target"]
     if "failed" in outcome:
-        return AuditReport(name, "not audited", findings=(Finding("crash", outcome["failed"]),), traceback=outcome["traceback"])
+        return AuditReport(
+            name, "not audited", findings=(Finding("crash", outcome["failed"]),), traceback=outcome["traceback"]
+        )
     told = _ending(status, silence)
     return AuditReport(name, "not audited", findings=(Finding("exit", told),), traceback=process.stderr.read()[-4000:])
 

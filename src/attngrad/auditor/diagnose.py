@@ -19,7 +19,7 @@ from attngrad.auditor.cases import NDArray
 from attngrad.auditor.mistakes import Mistake, Variant, catalogue
 from attngrad.auditor.pipeline import RESULTS, SECOND, TANGENT, Pipeline, Undefined
 from attngrad.auditor.rounding import ENTRYWISE, EntryErrors
-from attngrad.auditor.truth import LONG, OUTLIER, Judgement, Truth
+from attngrad.auditor.truth import LONG, OUTLIER, Judgement, Truth, epsilon
 from attngrad.testing import rms_error, rounding_bound
 
 Named = tuple[Mistake, Variant]
@@ -83,6 +83,11 @@ class Search:
             there.add("tangents")
         needs = all(any(n in there for n in need.split("|")) for need in mistake.needs)
         return needs and mistake.level in ("", level)
+
+    @property
+    def over(self) -> bool:
+        """Whether the time for searching is up."""
+        return time.monotonic() > self.deadline
 
     # --- one state ---------------------------------------------------------------------------------------------------
 
@@ -186,7 +191,7 @@ class Search:
     def consistent(self, state: State, names: Sequence[str]) -> bool:
         """Whether every case is reproduced, in all of ``names``."""
         backwards = list(reversed(names))  # the last is the one in question
-        return all(
+        return not self.over and all(
             self.reproduces(state, o, name) for o in self._wrong_first(names) for name in backwards if name in o.results
         )
 
@@ -227,8 +232,6 @@ class Search:
                 key = frozenset(id(v) for _, v in taken)
                 if key in found or len({m.id for m, _ in taken}) < len(taken):
                     continue
-                if time.monotonic() > self.deadline:
-                    break
                 order = next((s for s in self._orders(state, added) if self.consistent(s, names)), None)
                 if order is not None and self._tells(order, names[-1]):
                     found[key] = order
@@ -255,12 +258,12 @@ class Search:
         return [(a, b) for i, a in enumerate(useful) for b in useful[i + 1 :] if a[0].id != b[0].id]
 
     def _changes(self, state: State, n: Named, name: str) -> bool:
-        """Whether ``n`` has an effect on a result, in a case where that is wrong: in a few small ones, or a long one."""
+        """Whether ``n`` has an effect on a result, in a few small cases where that is wrong, or a long one."""
         key = ("changes", id(n[1]), name, *(id(v) for _, v in state))
         if key not in self._verdicts:
             wrong = [o for o in self.observations if name in o.results and not o.judgements[name].right]
             long = [o for o in wrong if o.truth.case.dims.t > 32][:1]
-            self._verdicts[key] = any(
+            self._verdicts[key] = not self.over and any(
                 not _same(self._predict((*state, n), o, name), self._predict(state, o, name))
                 for o in [*wrong[:8], *long]
             )
@@ -288,7 +291,7 @@ def low_precision(observations: Sequence[Observation]) -> str | None:
     import ml_dtypes
 
     for dtype in (np.float32, np.float16, ml_dtypes.bfloat16):
-        eps = float(ml_dtypes.finfo(dtype).eps)
+        eps = epsilon(dtype)[0]
         if all(_like_rounding(o, n, dtype, eps) for o, n in wrong) and _spread(wrong):
             return np.dtype(dtype).name
     return None
@@ -320,7 +323,7 @@ def _spread(wrong: Sequence[tuple[Observation, str]]) -> bool:
         signs = 0.15 < np.mean(error > 0) < 0.85
         norms = float(np.linalg.norm(error) * np.linalg.norm(size))
         free = norms == 0 or abs(float(error @ size)) < 0.7 * norms
-        votes.append(many and signs and free)
+        votes.append(float(many and signs and free))
     return bool(votes) and float(np.mean(votes)) > 0.7
 
 
@@ -332,4 +335,3 @@ def explain(observations: Sequence[Observation], level: str, seconds: float) -> 
         if coarse is not None:
             return Diagnosis((), ()), coarse
     return diagnosis, None
-

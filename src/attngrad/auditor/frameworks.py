@@ -14,7 +14,9 @@ _ARRAYS = ("q", "k", "v", "dout", "q_dot", "k_dot", "v_dot", "dout_dot")
 Modes = dict[str, Callable[..., dict[str, Any]]]
 
 
-def audit_differentiable(fn: Any, gradients: Callable[..., dict[str, Any]], modes: Modes, **keywords: Any) -> AuditReport:
+def audit_differentiable(
+    fn: Any, gradients: Callable[..., dict[str, Any]], modes: Modes, **keywords: Any
+) -> AuditReport:
     """Audit ``fn`` by its framework's own differentiation.
 
     ``gradients(fn, arrays, options)`` gives out, dq, dk, dv; ``modes`` (forward mode, double backward) give more
@@ -58,9 +60,7 @@ def _signature(fn: Any) -> inspect.Signature:
         own = []
     keywords = {kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY}
     parameters += [
-        kinds(p.name, kinds.KEYWORD_ONLY, default=None)
-        for p in own[3:]
-        if p.kind in keywords and p.name not in _ARRAYS
+        kinds(p.name, kinds.KEYWORD_ONLY, default=None) for p in own[3:] if p.kind in keywords and p.name not in _ARRAYS
     ]
     parameters += [p for p in own if p.kind is kinds.VAR_KEYWORD]
     return inspect.Signature(parameters)

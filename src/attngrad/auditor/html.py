@@ -45,7 +45,13 @@ def page(report: AuditReport) -> str:
     digest = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
     s = report.settings
-    facts = [report.candidate, s.get("level"), s.get("dtype"), f"{s.get('cases', 0)} cases", f"effort {s.get('effort')}"]
+    facts = [
+        report.candidate,
+        s.get("level"),
+        s.get("dtype"),
+        f"{s.get('cases', 0)} cases",
+        f"effort {s.get('effort')}",
+    ]
     facts += [f"options {s['options']}"] if s.get("options") else []
     body = [
         f'<h1 class="{report.status.replace(" ", "-")}">{escape(report.verdict)}</h1>',
@@ -155,7 +161,8 @@ def _heat(heat: Heat) -> str:
             )
     bottom = top + rows * side + 16
     legend = [
-        f'<rect x="{left + n * 20}" y="{bottom}" width="19" height="12" fill="{colour}"/>' for n, colour in enumerate(_RAMP)
+        f'<rect x="{left + n * 20}" y="{bottom}" width="19" height="12" fill="{colour}"/>'
+        for n, colour in enumerate(_RAMP)
     ]
     words = (
         f'<text x="{left}" y="{bottom + 28}">within rounding</text>'

@@ -34,11 +34,17 @@ def _attribute(layer: Any, names: tuple[str, ...]) -> str | None:
     return next((name for name in names if isinstance(getattr(layer, name, None), np.ndarray)), None)
 
 
+def _made(candidate: Any, d_model: int | None, num_heads: int) -> Any:
+    """An object to run: a new one of a class, a copy of an object."""
+    construct: Any = candidate
+    return construct(d_model, num_heads) if inspect.isclass(candidate) else copy.deepcopy(candidate)
+
+
 def has_output_projection(candidate: Any) -> bool:
     """Whether it has a w_o. A class that cannot be constructed has none that could be found."""
     try:
-        layer = candidate(4, 2) if inspect.isclass(candidate) else candidate
-    except Exception:  # noqa: BLE001 - it will be reported by the call itself
+        layer = _made(candidate, 4, 2)
+    except Exception:
         return False
     return _attribute(layer, _WEIGHTS["w_o"]) is not None
 
@@ -53,7 +59,8 @@ def sizes(candidate: Any) -> Callable[[Dims], Dims | None]:
             return n
         layer = candidate
         name = _attribute(layer, _WEIGHTS["w_q"])
-        model = int(getattr(layer, "d_model", getattr(layer, name).shape[0] if name else n.model))
+        fallback = getattr(layer, name).shape[0] if name else n.model or 1
+        model = int(getattr(layer, "d_model", fallback))
         heads = int(getattr(layer, "num_heads", 1))
         return replace(n, hq=heads, hk=heads, d=model // heads, e=model // heads, model=model)
 
@@ -82,7 +89,7 @@ def object_caller(candidate: Any) -> Caller:
 
 def _step(candidate: Any, case: Case, x: dict[str, NDArray], results: dict[str, Any]) -> None:
     n = case.dims
-    layer = candidate(n.model, n.hq) if inspect.isclass(candidate) else copy.deepcopy(candidate)
+    layer = _made(candidate, n.model, n.hq)
     for name, spellings in _WEIGHTS.items():
         found = _attribute(layer, spellings)
         if found is not None:

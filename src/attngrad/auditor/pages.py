@@ -36,7 +36,7 @@ def page(mistake: Mistake) -> str:
     """The page of one mistake, in Markdown."""
     notes = list(dict.fromkeys(v.note for v in mistake.variants if v.note))
     shown = notes[:12]
-    needs = {"gqa": "groups of query heads", "layer": "`level=\"layer\"`", "tangents": "a JVP or HVP candidate"}
+    needs = {"gqa": "groups of query heads", "layer": '`level="layer"`', "tangents": "a JVP or HVP candidate"}
     lines = [
         f"# `{mistake.id}`: {mistake.title}",
         "",
@@ -64,7 +64,7 @@ def page(mistake: Mistake) -> str:
         lines.append("")
     if not mistake.variants:
         lines += [
-            "It is found by the size and spread of the errors, not by its numbers: they depend on the order of the sums.",
+            "It is found by the size and spread of the errors, not by its numbers: these depend on the order of sums.",
             "",
         ]
     lines.append("[All mistakes](index.md) · [The auditor](../audit.md)")
@@ -76,8 +76,8 @@ def index() -> str:
     lines = [
         "# The catalogue of mistakes",
         "",
-        "What [the auditor](../audit.md) can name. Each is a small function that computes what the mistake would compute; it",
-        "is named only where that reproduces the candidate's numbers in every case.",
+        "What [the auditor](../audit.md) can name. Each is a small function that computes what the mistake would compute;",
+        "it is named only where that reproduces the candidate's numbers in every case.",
         "",
     ]
     for name, title in _THEMES.items():

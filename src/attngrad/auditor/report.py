@@ -92,7 +92,7 @@ class Heat:
 
 @dataclass(frozen=True)
 class AuditReport:
-    """The report of an audit: ``ok``, ``mistakes`` (ids), ``findings``, ``str(report)``, ``to_json()``, ``to_html()``."""
+    """What an audit found: ``ok``, ``mistakes`` (ids), ``findings``; ``str(report)``, ``to_json()``, ``to_html()``."""
 
     candidate: str
     status: str
@@ -138,8 +138,10 @@ class AuditReport:
             return "WRONG: " + next(f.text for f in self.findings if f.fault)
         titles = sorted({m.title for state in self.explanations for m in state})
         names = " and ".join((", ".join(bad[:-1]), bad[-1])) if len(bad) > 1 else bad[0]
-        told = "no known mistake explains it" if not titles else (
-            "; ".join(titles) if len(self.explanations) == 1 else " or ".join(titles)
+        told = (
+            "no known mistake explains it"
+            if not titles
+            else ("; ".join(titles) if len(self.explanations) == 1 else " or ".join(titles))
         )
         return f"WRONG: {names} {'is' if len(bad) == 1 else 'are'} wrong; {told}."
 
@@ -150,7 +152,9 @@ class AuditReport:
 
     def to_json(self) -> str:
         """The report as JSON; ``AuditReport.from_json`` reads it back."""
-        return json.dumps({**asdict(self), "ok": self.ok, "first": self.first}, default=_plain, allow_nan=True, indent=1)
+        return json.dumps(
+            {**asdict(self), "ok": self.ok, "first": self.first}, default=_plain, allow_nan=True, indent=1
+        )
 
     def to_html(self) -> str:
         """The report as one self-contained page, with a heat map of the error."""
@@ -166,7 +170,9 @@ class AuditReport:
             x.pop(name)
         x["mistakes"] = tuple(x["mistakes"])
         x["findings"] = tuple(Finding(**f) for f in x["findings"])
-        x["stages"] = tuple(Stage(**{**s, "where": None if s["where"] is None else tuple(s["where"])}) for s in x["stages"])
+        x["stages"] = tuple(
+            Stage(**{**s, "where": None if s["where"] is None else tuple(s["where"])}) for s in x["stages"]
+        )
         x["explanations"] = tuple(tuple(Explained(**m) for m in state) for state in x["explanations"])
         if x["heat"] is not None:
             heat = x["heat"]

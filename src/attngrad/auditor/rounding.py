@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from attngrad._dense import per_key_head, per_query_head, sum_to
-from attngrad.auditor.pipeline import Pipeline, merge_heads, split_heads
+from attngrad.auditor.layer_steps import merge_heads, split_heads
+from attngrad.auditor.pipeline import Pipeline
 from attngrad.reference import SoftCap
 
 
@@ -206,7 +207,13 @@ class EntryErrors:
         return self.dquery + self.dkey + self.dvalue + 2.0 * self.eps * sizes
 
 
-ENTRYWISE = frozenset(
-    name[1:] for name in vars(EntryErrors) if name.startswith("_") and not name.startswith("__")
-) - {"relative", "input", "heads", "kept", "outer", "back", "values"}
+ENTRYWISE = frozenset(name[1:] for name in vars(EntryErrors) if name.startswith("_") and not name.startswith("__")) - {
+    "relative",
+    "input",
+    "heads",
+    "kept",
+    "outer",
+    "back",
+    "values",
+}
 """The results that have an error scale for every entry."""

@@ -71,7 +71,7 @@ def audit(
     (False, ('scale-missing-in-dq',))
     """
     chosen, wanted, kind = _check(candidate, level, options, supports, dtype, effort, seed)
-    title = name or getattr(candidate, "__qualname__", type(candidate).__name__)
+    title: str = name or getattr(candidate, "__qualname__", None) or type(candidate).__name__
     settings = {"level": level, "dtype": kind.name, "effort": effort, "seed": int(seed), "options": _told(chosen)}
     try:
         caller, adapt, plain_output, tangents, call_text = _caller(candidate, level)
@@ -151,7 +151,9 @@ def _caller(candidate: Any, level: str) -> tuple[Caller, Any, bool, bool, tuple[
         return layer_caller(candidate), None, False, False, (wanted, code, _keywords(candidate))
     caller, names = attention_caller(candidate)
     tangents = any(name.endswith("_dot") or name == "tangents" for name in names)
-    flat = tuple(y for x in names for y in {"primals": ("q", "k", "v"), "tangents": ("q_dot", "k_dot", "v_dot")}.get(x, (x,)))
+    flat = tuple(
+        y for x in names for y in {"primals": ("q", "k", "v"), "tangents": ("q_dot", "k_dot", "v_dot")}.get(x, (x,))
+    )
     shown = {"primals": "(q, k, v)", "tangents": "(q_dot, k_dot, v_dot)"}
     code = f"results = candidate({', '.join(shown.get(x, x) for x in names)}{{options}})"
     return caller, None, False, tangents, (flat, code, _keywords(candidate))
@@ -189,7 +191,9 @@ class _Session:
         """Whether any number is wrong."""
         return any(not j.right for o in self.observations for j in o.judgements.values())
 
-    def say(self, kind: str, text: str, *, fault: bool = True, name: str | None = None, case: str | None = None) -> None:
+    def say(
+        self, kind: str, text: str, *, fault: bool = True, name: str | None = None, case: str | None = None
+    ) -> None:
         """A finding, once."""
         if (key := f"{kind} {name or text}") not in self._said:
             self._said.add(key)
@@ -212,13 +216,19 @@ class _Session:
             shown = f": {first[0][:60]!r}" if first else ""
             self.say("printed", f"It prints while it runs{shown}.", fault=False, name="printed")
         for name in call.mutated:
-            self.say("mutates", f"it changes its input {name} in place (case '{case.name}').", name=name, case=case.name)
+            self.say(
+                "mutates", f"it changes its input {name} in place (case '{case.name}').", name=name, case=case.name
+            )
         for name in call.unknown:
-            self.say("unknown", f"It returns {name!r}, which is no result that the auditor knows.", fault=False, name=name)
+            self.say(
+                "unknown", f"It returns {name!r}, which is no result that the auditor knows.", fault=False, name=name
+            )
         for text in call.strange:
             self.say("strange", f"{text} (case '{case.name}').", name=text, case=case.name)
         if call.exited:
-            self.say("exit", f"it called sys.exit ({call.error}) in the case '{case.name}'.", name="exit", case=case.name)
+            self.say(
+                "exit", f"it called sys.exit ({call.error}) in the case '{case.name}'.", name="exit", case=case.name
+            )
             self.traceback = self.traceback or call.crash or ""
         elif call.crash is not None:
             self.crashes.append((case, call))
@@ -290,8 +300,8 @@ def _stages(observations: Sequence[Observation], unexplained: Sequence[str], lev
         pattern = describe(worst, name, level == "layer") if name in unexplained and j.kind != "shape" else ""
         found.append(
             Stage(
-                name, status, j.error, worst.truth.bound(name) / worst.truth.unit(name), len(bad), len(held), worst.truth.case.name,
-                j.where, j.got, j.expected, j.detail, pattern,
+                name, status, j.error, worst.truth.bound(name) / worst.truth.unit(name), len(bad), len(held),
+                worst.truth.case.name, j.where, j.got, j.expected, j.detail, pattern,
             )
         )  # fmt: skip
     return tuple(found)

@@ -53,8 +53,8 @@ def _forward_mode(fn: Any, arrays: dict[str, Any], options: dict[str, Any]) -> d
 
     x, o = _given(arrays, options)
     tangents = tuple(x[f"{n}_dot"] for n in "qkv")
-    _, out_dot = torch.func.jvp(lambda q, k, v: fn(q, k, v, **o), tuple(x[n] for n in "qkv"), tangents)
-    return {"out_dot": out_dot}
+    moved = torch.func.jvp(lambda q, k, v: fn(q, k, v, **o), tuple(x[n] for n in "qkv"), tangents)
+    return {"out_dot": moved[1]}
 
 
 def _double_backward(fn: Any, arrays: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:

@@ -60,7 +60,7 @@ class Judgement:
 
 def epsilon(dtype: Any) -> tuple[float, float]:
     """eps of a dtype, and what may underflow in it: the smallest normal number (float16 has no others to spare)."""
-    info = ml_dtypes.finfo(np.dtype(dtype))
+    info = ml_dtypes.finfo(np.dtype(dtype))  # type: ignore[no-untyped-call]
     return float(info.eps), float(info.smallest_subnormal if np.dtype(dtype) == np.float16 else info.smallest_normal)
 
 

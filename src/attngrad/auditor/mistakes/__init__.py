@@ -1,4 +1,4 @@
-"""The catalogue of mistakes: each computes what the mistake would compute, and says why it is wrong and how to fix it."""
+"""The catalogue of mistakes: what each computes, why it is wrong, how to fix it."""
 
 from __future__ import annotations
 

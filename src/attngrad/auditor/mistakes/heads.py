@@ -91,8 +91,8 @@ MISTAKES = (
         "dK and dV come from one query head of each group",
         "dK_g = dK of the last head of the group",
         "dK_g = sum over the heads h of group g",
-        "One key head serves several query heads; each adds to its gradient. Assigning in a loop over query heads keeps "
-        "the last.",
+        "One key head serves several query heads; each adds to its gradient. Assigning in a loop over query "
+        "heads keeps the last.",
         "Accumulate (+=) over the heads of a group.",
         tuple(
             Variant(variant.steps, f"{which}, {variant.note}")
@@ -176,4 +176,3 @@ MISTAKES = (
         "layer",
     ),
 )
-

@@ -8,11 +8,16 @@ from typing import Any
 import numpy as np
 
 from attngrad._dense import matmul, transpose
+from attngrad.auditor.layer_steps import outer, per_token
 from attngrad.auditor.mistakes._entry import Mistake, Variant, need, only, way
-from attngrad.auditor.pipeline import Pipeline, outer, per_token
+from attngrad.auditor.pipeline import Pipeline
 
 Base = Callable[[], Any]
-_PARTS = {"dquery": ("dq_flat", "w_q", "dw_q"), "dkey": ("dk_flat", "w_k", "dw_k"), "dvalue": ("dv_flat", "w_v", "dw_v")}
+_PARTS = {
+    "dquery": ("dq_flat", "w_q", "dw_q"),
+    "dkey": ("dk_flat", "w_k", "dw_k"),
+    "dvalue": ("dv_flat", "w_v", "dw_v"),
+}
 
 
 def _learning_rate(p: Pipeline, returned: Mapping[str, Any]) -> float | None:
@@ -45,11 +50,14 @@ def _dropped(*names: str) -> dict[str, Any]:
     return dict.fromkeys(names, zero)
 
 
-def _without(p: Pipeline, base: Base, names: tuple[str, ...]) -> Any:
-    total = base()
-    for name in names:
-        total = total - getattr(p, name)
-    return total
+def _without(names: tuple[str, ...]) -> Callable[[Pipeline, Base], Any]:
+    def dx(p: Pipeline, base: Base) -> Any:
+        total = base()
+        for name in names:
+            total = total - getattr(p, name)
+        return total
+
+    return dx
 
 
 def _square(w: Any) -> Any:
@@ -158,7 +166,7 @@ MISTAKES = (
             for names in (("dquery",), ("dkey",), ("dvalue",), ("dkey", "dvalue"), ("dquery", "dvalue"))
             for variant in (
                 Variant(_dropped(*names), f"{' and '.join(names)} zero"),
-                way(f"dx without {' and '.join(names)}", dx=lambda p, base, names=names: _without(p, base, names)),
+                way(f"dx without {' and '.join(names)}", dx=_without(names)),
             )
         ),
         ("layer",),

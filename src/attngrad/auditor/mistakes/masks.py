@@ -10,7 +10,8 @@ import numpy as np
 
 from attngrad._dense import rowsum, zero_hidden
 from attngrad.auditor.mistakes._entry import Mistake, Variant, Wild, need, way
-from attngrad.auditor.pipeline import Pipeline, keep_with, softmax, visible_with
+from attngrad.auditor.pipeline import Pipeline
+from attngrad.auditor.steps import keep_with, softmax, visible_with
 
 Base = Callable[[], Any]
 
@@ -120,9 +121,7 @@ def _window_moved(left: int, right: int) -> Callable[[Pipeline, Base], Any]:
 
 def _moved_windows() -> tuple[Variant, ...]:
     shifts = [pair for pair in product((0, 1, -1), repeat=2) if pair != (0, 0)]
-    return tuple(
-        Variant({"band": _window_moved(*pair)}, f"left {pair[0]:+d}, right {pair[1]:+d}") for pair in shifts
-    )
+    return tuple(Variant({"band": _window_moved(*pair)}, f"left {pair[0]:+d}, right {pair[1]:+d}") for pair in shifts)
 
 
 def _one_minus_rate(p: Pipeline) -> Any:
@@ -135,7 +134,7 @@ def _bare(p: Pipeline, base: Base) -> Any:
 
 
 def _other_mask(p: Pipeline, returned: Mapping[str, Any]) -> Any:
-    """The mask that a candidate's dv shows it to have used in the backward, found key by key; None where it cannot be."""
+    """The mask of the backward, found in the candidate's dv, key by key; None where it cannot be."""
     dv = returned.get("dv")
     tokens = p.q.shape[-2]
     if not p.dropout or dv is None or dv.shape != p.v.shape or p.group != 1 or tokens > 8:
@@ -227,10 +226,15 @@ MISTAKES = (
         (
             way("in both passes", weights=_uniform),
             way("with a gradient at its scores", weights=_uniform, visible_back=_seen_when_blind),
-            way("with a gradient, delta from the weights", weights=_uniform, visible_back=_seen_when_blind,
-                delta=_by_weights),
-            way("in the forward pass", weights=_uniform,
-                weights_back=lambda p, base: zero_hidden(p.weights, p.visible)),
+            way(
+                "with a gradient, delta from the weights",
+                weights=_uniform,
+                visible_back=_seen_when_blind,
+                delta=_by_weights,
+            ),
+            way(
+                "in the forward pass", weights=_uniform, weights_back=lambda p, base: zero_hidden(p.weights, p.visible)
+            ),
         ),
         ("mask|causal|window|segments",),
     ),
@@ -253,8 +257,10 @@ MISTAKES = (
         "Keep the mask, or its seed, and apply it in the backward pass.",
         (
             way("no mask in the backward", keep_back=lambda p, base: p.c(np.ones_like(base() * p.c(1.0)))),
-            way("only its factor in the backward", keep_back=lambda p, base: base() * p.c(0.0) + p.c(1.0) /
-                _one_minus_rate(p)),
+            way(
+                "only its factor in the backward",
+                keep_back=lambda p, base: base() * p.c(0.0) + p.c(1.0) / _one_minus_rate(p),
+            ),
             way("no mask in dV", dv_heads=lambda p, base: np.swapaxes(p.weights_back, -1, -2) @ p.dout),
             way("no mask in dA", dweights=lambda p, base: p.dout @ np.swapaxes(p.v_heads, -1, -2)),
             way("the mask of the next seed", keep_back=lambda p, base: keep_with(p, p.seed + 1)),

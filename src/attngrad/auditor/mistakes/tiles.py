@@ -149,7 +149,9 @@ def _tails(fill: float) -> list[Variant]:
     wild = fill != 0.0
     how = "stale" if wild else "zero"
     return [
-        Variant({name: _tail(name, axis, tile, fill) for name, axis in places}, f"{where}, {how}, tiles of {tile}", wild)
+        Variant(
+            {name: _tail(name, axis, tile, fill) for name, axis in places}, f"{where}, {how}, tiles of {tile}", wild
+        )
         for tile in TILES
         for where, places in _PLACES.items()
         if not (wild and "out" in where)  # the backward reads out: stale values there would leave everything open
@@ -176,7 +178,10 @@ MISTAKES = (
         (
             *_tails(0.0),
             *(way(f"keys not seen, tiles of {tile}", visible=_unseen_tail(tile)) for tile in TILES),
-            *(way(f"queries dropped in the backward, tiles of {tile}", dout=_query_tail_dropped(tile)) for tile in TILES),
+            *(
+                way(f"queries dropped in the backward, tiles of {tile}", dout=_query_tail_dropped(tile))
+                for tile in TILES
+            ),
             *_tails(Wild),
         ),
     ),
