@@ -3,13 +3,17 @@ PYTHON ?= python3
 BIN := .venv/bin
 BUILD_INPUTS := pyproject.toml CMakeLists.txt $(wildcard csrc/*)
 
-.PHONY: demo test lint format clean sanitize fuzz bench
+.PHONY: demo test test-full lint format clean sanitize fuzz bench
 
 demo: .venv/.installed
 	$(BIN)/attngrad demo
 
 test: .venv/.installed-test lint
 	$(BIN)/python -m pytest -n auto
+
+# The long runs too: 100 seeds of each right implementation, every pair of mistakes. About an hour.
+test-full: .venv/.installed-test lint
+	$(BIN)/python -m pytest -n auto -m "full or not full"
 
 lint: .venv/.installed-test
 	$(BIN)/ruff check

@@ -17,7 +17,7 @@ import numpy as np
 
 from attngrad.auditor.cases import NDArray
 from attngrad.auditor.mistakes import Mistake, Variant, catalogue
-from attngrad.auditor.pipeline import RESULTS, SECOND, TANGENT, Pipeline, Undefined
+from attngrad.auditor.pipeline import RESULTS, SECOND, TANGENT, Pipeline, Undefined, affected
 from attngrad.auditor.rounding import ENTRYWISE, EntryErrors
 from attngrad.auditor.truth import LONG, OUTLIER, Judgement, Truth, epsilon
 from attngrad.testing import rms_error, rounding_bound
@@ -211,17 +211,26 @@ class Search:
         explained: list[str] = []
         unexplained: list[str] = []
         for name in self.names:
-            names = [*explained, name]
-            kept = [s for s in states if self.consistent(s, names)]
+            kept = self._explain(states, [*explained, name])
+            states, explained = (kept, [*explained, name]) if kept else (states, explained)
             if not kept:
-                steps = ((1, False), (2, False), (1, True))  # what leaves values open explains too easily: last
-                kept = next((found for by, wild in steps if (found := self._extended(states, names, by, wild))), [])
-            if kept:
-                states, explained = kept, names
-            else:
                 unexplained.append(name)
+        # What the results after it have shown may explain a result that was not explained before.
+        for name in list(unexplained):
+            kept = self._explain(states, [*explained, name])
+            if kept:
+                states, explained = kept, [*explained, name]
+                unexplained.remove(name)
         fewest = min(len(s) for s in states)
         return Diagnosis(tuple(s for s in states if s and len(s) == fewest), tuple(unexplained))
+
+    def _explain(self, states: list[State], names: Sequence[str]) -> list[State]:
+        """The states that reproduce ``names``: as they are, or with one mistake more, or two."""
+        kept = [s for s in states if self.consistent(s, names)]
+        steps = ((1, False), (2, False), (1, True))  # what leaves values open explains too easily: last
+        for by, wild in steps:
+            kept = kept or self._extended(states, names, by, wild)
+        return kept
 
     def _extended(self, states: list[State], names: Sequence[str], by: int, wild: bool) -> list[State]:
         """The states that reproduce ``names`` with ``by`` more mistakes."""
@@ -259,13 +268,16 @@ class Search:
 
     def _changes(self, state: State, n: Named, name: str) -> bool:
         """Whether ``n`` has an effect on a result, in a few small cases where that is wrong, or a long one."""
+        if name not in affected(frozenset(n[1].steps)):
+            return False
         key = ("changes", id(n[1]), name, *(id(v) for _, v in state))
         if key not in self._verdicts:
             wrong = [o for o in self.observations if name in o.results and not o.judgements[name].right]
+            kinds = {o.truth.case.dims.features: o for o in reversed(wrong)}  # a small one of each
             long = [o for o in wrong if o.truth.case.dims.t > 32][:1]
             self._verdicts[key] = not self.over and any(
                 not _same(self._predict((*state, n), o, name), self._predict(state, o, name))
-                for o in [*wrong[:8], *long]
+                for o in [*wrong[:5], *kinds.values(), *long]
             )
         return self._verdicts[key]
 

@@ -76,8 +76,8 @@ def index() -> str:
     lines = [
         "# The catalogue of mistakes",
         "",
-        "What [the auditor](../audit.md) can name. Each is a small function that computes what the mistake would compute;",
-        "it is named only where that reproduces the candidate's numbers in every case.",
+        "What [the auditor](../audit.md) can name. Each is a small function that computes what the mistake would",
+        "compute; it is named only where that reproduces the candidate's numbers in every case.",
         "",
     ]
     for name, title in _THEMES.items():

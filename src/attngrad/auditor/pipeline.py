@@ -69,7 +69,9 @@ class Pipeline:
         parent: Pipeline | None = None,
     ) -> None:
         self._dtype = np.dtype(dtype)
-        self._values: dict[str, Any] = {name: self._round(x) for name, x in given.items()}
+        inputs = {} if parent is None else parent._inputs
+        self._inputs = inputs | {name: self._round(x) for name, x in given.items() if name not in inputs}
+        self._values: dict[str, Any] = dict(self._inputs)
         self._overrides = overrides
         from attngrad.auditor import layer_steps, steps  # noqa: F401 - they register themselves
 
