@@ -58,6 +58,8 @@ def test_the_pipeline_without_mistakes_is_the_reference(options, dtype):
         expected |= {f"d{n}_dot": g for n, g in bt.grads_dot._asdict().items() if g is not None}
         for name, value in expected.items():
             mine, theirs = getattr(p, name).astype(np.longdouble), np.asarray(value).astype(np.longdouble)
+            if name == "dweights":  # where nothing is seen, any value is as good
+                mine, theirs = (np.where(p.visible, x, 0) for x in (mine, theirs))
             finite = np.isfinite(theirs)
             assert np.array_equal(np.isfinite(mine), finite), (case.name, name)
             size = max(float(np.max(np.abs(theirs[finite]), initial=0.0)), 1.0)
@@ -107,7 +109,7 @@ def test_the_cases_have_what_provokes():
 def test_masks_that_are_made_have_rows_that_see_nothing():
     for case in cases(options={"mask": True}, effort="quick"):
         blind = ~case.options["mask"].any(axis=-1)
-        assert blind.any() == (case.dims.t > 1)
+        assert blind.any() or case.dims.t == 1
 
 
 def test_an_array_among_the_options_sets_the_sizes():
@@ -401,8 +403,9 @@ class Tutorial:
         dq = self._flat(ds @ self.K / np.sqrt(self.depth))
         dk = self._flat(ds.transpose(0, 1, 3, 2) @ self.Q / np.sqrt(self.depth))
         self.dWQ, self.dWK, self.dWV = (self.weight_gradient(*p) for p in ((query, dq), (key, dk), (value, dv)))
-        self.WQ, self.WK, self.WV = (w - learning_rate * g for w, g in
-                                     ((self.WQ, self.dWQ), (self.WK, self.dWK), (self.WV, self.dWV)))  # fmt: skip
+        self.WQ -= learning_rate * self.dWQ
+        self.WK -= learning_rate * self.dWK
+        self.WV -= learning_rate * self.dWV
         return dq @ self.WQ.T, dk @ self.WK.T, dv @ self.WV.T
 
 
@@ -488,14 +491,14 @@ def test_the_page_escapes_and_forbids_everything_but_its_own_style(wrong_report)
 def test_an_unexplained_result_is_told_with_its_pattern():
     def candidate(q, k, v, dout):
         out, dq, dk, dv = right(q, k, v, dout)
-        dv[:, 0, -1] *= 3
+        dv[:, :, -1] *= 3
         return out, dq * 1.25, dk, dv
 
     report = audit(candidate, effort="quick")
     assert report.mistakes == ()
     text = str(report)
     assert "It is 1.25 times what it should be" in text
-    assert "only head 0" in text
+    assert "only row" in text
     assert "no known mistake explains it" in text
 
 

@@ -136,6 +136,8 @@ class Search:
             wild = any(v.wild or v.fit for _, v in state)
             shown = ~np.isnan(predicted) if wild else np.ones(predicted.shape, bool)
             shown = shown & ~(np.isneginf(predicted) & np.isneginf(actual.astype(LONG)))
+        if name.startswith("dweights") and predicted.shape == o.truth.exact.visible.shape:
+            shown = shown & o.truth.exact.visible
         if not np.isfinite(actual.astype(LONG)[shown]).all():  # inf and NaN are reproduced where the dtype overflows
             naive = self._predict(state, o, name, o.truth.dtype)
             if naive is None or naive.shape != predicted.shape:
@@ -191,7 +193,7 @@ class Search:
     def consistent(self, state: State, names: Sequence[str]) -> bool:
         """Whether every case is reproduced, in all of ``names``."""
         backwards = list(reversed(names))  # the last is the one in question
-        return not self.over and all(
+        return all(
             self.reproduces(state, o, name) for o in self._wrong_first(names) for name in backwards if name in o.results
         )
 
@@ -212,9 +214,14 @@ class Search:
         unexplained: list[str] = []
         for name in self.names:
             kept = self._explain(states, [*explained, name])
-            states, explained = (kept, [*explained, name]) if kept else (states, explained)
-            if not kept:
+            if kept:
+                states, explained = kept, [*explained, name]
+            elif self._wrong(name):
                 unexplained.append(name)
+            else:  # a right result that no explanation so far leaves right: they were none
+                states, explained = [()], [n for n in explained if not self._wrong(n)] + [name]
+                unexplained = [n for n in self.names if self._wrong(n)]
+                break
         # What the results after it have shown may explain a result that was not explained before.
         for name in list(unexplained):
             kept = self._explain(states, [*explained, name])
@@ -223,6 +230,9 @@ class Search:
                 unexplained.remove(name)
         fewest = min(len(s) for s in states)
         return Diagnosis(tuple(s for s in states if s and len(s) == fewest), tuple(unexplained))
+
+    def _wrong(self, name: str) -> bool:
+        return any(name in o.judgements and not o.judgements[name].right for o in self.observations)
 
     def _explain(self, states: list[State], names: Sequence[str]) -> list[State]:
         """The states that reproduce ``names``: as they are, or with one mistake more, or two."""
@@ -239,7 +249,7 @@ class Search:
             for added in self._additions(state, names, by, wild):
                 taken = state + added
                 key = frozenset(id(v) for _, v in taken)
-                if key in found or len({m.id for m, _ in taken}) < len(taken):
+                if self.over or key in found or len({m.id for m, _ in taken}) < len(taken):
                     continue
                 order = next((s for s in self._orders(state, added) if self.consistent(s, names)), None)
                 if order is not None and self._tells(order, names[-1]):

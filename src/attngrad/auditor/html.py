@@ -150,7 +150,7 @@ def _colour(error: float, allowed: float) -> str:
 def _heat(heat: Heat) -> str:
     """The error over (row, column): one square an entry, on a logarithmic ramp from rounding to the whole result."""
     rows, columns = len(heat.errors), len(heat.errors[0]) if heat.errors else 0
-    side = max(8, min(26, 620 // max(rows, columns, 1)))
+    side = max(8, min(24, 440 // max(rows, columns, 1)))
     left, top = 58, 26
     squares = []
     for i, row in enumerate(heat.errors):

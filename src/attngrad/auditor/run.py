@@ -297,7 +297,7 @@ def _stages(observations: Sequence[Observation], unexplained: Sequence[str], lev
         if bad and j.kind != status:
             worst = next(o for o in bad if o.judgements[name].kind == status)
             j = worst.judgements[name]
-        pattern = describe(worst, name, level == "layer") if name in unexplained and j.kind != "shape" else ""
+        pattern = _pattern(bad, name, level) if name in unexplained else ""
         found.append(
             Stage(
                 name, status, j.error, worst.truth.bound(name) / worst.truth.unit(name), len(bad), len(held),
@@ -305,6 +305,15 @@ def _stages(observations: Sequence[Observation], unexplained: Sequence[str], lev
             )
         )  # fmt: skip
     return tuple(found)
+
+
+def _pattern(bad: Sequence[Observation], name: str, level: str) -> str:
+    """Where a result is wrong, in a case that is large enough to show it and small enough to read."""
+    told = [o for o in bad if o.judgements[name].kind != "shape"]
+    if not told:
+        return f"In the case '{bad[0].truth.case.name}' it has {bad[0].judgements[name].detail}."
+    o = max(told, key=lambda o: (o.size <= 2500, o.size))
+    return f"In the case '{o.truth.case.name}' {describe(o, name, level == 'layer')}"
 
 
 def _explained(state: Any) -> tuple[Explained, ...]:
@@ -364,8 +373,7 @@ def _report(
         findings = [f for f in findings if not (f.kind == "mutates" and (f.name or "").startswith("w_"))]
     for s in stages:
         if s.name in unexplained:
-            why = s.pattern or f"It has {s.detail}."
-            text = f"{symbol(s.name)} is wrong and no known mistake explains it. In the case '{s.case}': {why}"
+            text = f"{symbol(s.name)} is wrong and no known mistake explains it. {s.pattern}"
             findings.append(Finding("unexplained", text, name=s.name, case=s.case))
     smallest = ""
     if session.wrong:

@@ -159,6 +159,8 @@ class Truth:
         if name == "scores":  # what stands where nothing is seen does not matter, if softmax cannot see it
             hidden = ~self.exact.visible & ~(a > -1e4)
             a, b = np.where(hidden, 0, a), np.where(~self.exact.visible, 0, b)
+        if name.startswith("dweights"):  # nor does the gradient of weights that are zero whatever happens
+            a, b = (np.where(self.exact.visible, x, 0) for x in (a, b))
         same = (a == b) | (np.isneginf(a) & np.isneginf(b))
         with np.errstate(invalid="ignore"):
             difference = np.where(same, LONG.type(0), np.abs(a - b))
