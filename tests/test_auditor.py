@@ -454,7 +454,7 @@ def wrong_report():
 
 def test_the_report_puts_the_verdict_first_then_stages_mistake_fix_and_case(wrong_report):
     text = str(wrong_report)
-    order = ["WRONG: dQ and dK are wrong", "first to diverge", "mean-for-row-sum", "fix", "The smallest failing case"]
+    order = ["WRONG: dQ and dK are wrong", "first to diverge", "The mistake", "fix", "The smallest failing case"]
     places = [text.index(words) for words in order]
     assert places == sorted(places)
     assert "scale-missing-in-dq" in text

@@ -174,7 +174,7 @@ _ATTENTION = (
     _Plan("huge logits", Dims(1, 2, 2, 5, 5, 4, 4), _huge_logits, effort=1),
     _Plan("equal logits", Dims(1, 2, 2, 5, 5, 4, 4), _equal_logits),
     _Plan("one-hot attention", Dims(1, 2, 2, 6, 6, 5, 5), _one_hot),
-    _Plan("correlated q and k", Dims(1, 2, 2, 8, 8, 4, 4), _correlated),
+    _Plan("correlated q and k", Dims(1, 2, 2, 11, 11, 4, 4), _correlated),
     _Plan("values with a large mean", Dims(2, 2, 2, 6, 6, 4, 4), _large_mean),
     _Plan("strided cotangent", Dims(2, 3, 3, 4, 4, 4, 4), _strided),
     _Plan("cotangent of stride zero", Dims(1, 2, 2, 5, 5, 4, 4), _zero_stride),

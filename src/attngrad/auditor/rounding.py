@@ -81,6 +81,10 @@ class EntryErrors:
         bias = 0.0 if self.p.bias is None else np.abs(np.nan_to_num(np.asarray(self.p.bias, np.float64), neginf=0.0))
         return self.z + self.eps * (4.0 * s + bias)
 
+    def _seen(self) -> Any:
+        """What has a weight, or should have; a mistake may see more than the mask allows."""
+        return self.p.visible | self.p.visible_back | (self.p.weights != 0)
+
     def _relative(self) -> Any:
         """The relative error of a weight: of its score, of the normaliser, and of the exponential's argument."""
         s = np.abs(np.asarray(self.p.scores_unmasked, dtype=np.float64))
@@ -96,7 +100,7 @@ class EntryErrors:
 
     def _weights(self) -> Any:
         grown = np.expm1(np.minimum(self.relative, 30.0))
-        return np.where(self.p.visible, np.minimum(self.size("weights") * grown, 1.0) + self.tiny, 0.0)
+        return np.where(self.seen, np.minimum(self.size("weights") * grown, 1.0) + self.tiny, 0.0)
 
     def _kept(self) -> tuple[Any, Any]:
         m = 1.0 if self.p.keep is None else np.asarray(self.p.keep, np.float64)
@@ -138,7 +142,7 @@ class EntryErrors:
         a, dp, delta = self.size("weights"), self.size("dweights"), self.size("delta")[..., None]
         difference = np.abs(np.asarray(self.p.dweights - self.p.delta[..., None], np.float64))
         inner = self.dweights + self.delta[..., None] + self.eps * (dp + delta)
-        return np.where(self.p.visible, self.weights * (difference + inner) + a * inner + self.tiny, 0.0)
+        return np.where(self.seen, self.weights * (difference + inner) + a * inner + self.tiny, 0.0)
 
     def _dbias(self) -> Any:
         n = self.eps * (math.sqrt(self.p.dscores.size) + 2.0)
@@ -208,6 +212,7 @@ class EntryErrors:
 
 
 ENTRYWISE = frozenset(name[1:] for name in vars(EntryErrors) if name.startswith("_") and not name.startswith("__")) - {
+    "seen",
     "relative",
     "input",
     "heads",

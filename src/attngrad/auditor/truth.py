@@ -145,7 +145,8 @@ class Truth:
         truth = self.value(name)
         assert truth is not None  # noqa: S101
         largest = float(np.max(np.abs(np.where(np.isfinite(truth), truth, 0)), initial=0.0))
-        return max(largest, self.bound(name) / (64.0 * self.eps)) or 1.0
+        unit = max(largest, self.bound(name) / (64.0 * self.eps))
+        return unit if unit > 1e-30 else 1.0  # all zero: errors are told as they are
 
     def judge(self, name: str, actual: NDArray) -> Judgement:
         """Whether ``actual`` is the result ``name``, within rounding."""
