@@ -70,6 +70,7 @@ class Search:
         self.deadline = time.monotonic() + seconds
         self.names = [n for n in RESULTS if any(n in o.results for o in observations)]
         self.named = [(m, v) for m in catalogue() if self._applies(m, level) for v in m.variants]
+        self.pairs = True
         self._pipelines: dict[tuple[int, ...], Pipeline] = {}
         self._verdicts: dict[tuple[Any, ...], bool] = {}
         for o in self.observations:
@@ -207,8 +208,9 @@ class Search:
 
     # --- the search --------------------------------------------------------------------------------------------------
 
-    def run(self) -> Diagnosis:
-        """Follow the data flow, and extend what explains the results so far."""
+    def run(self, *, pairs: bool) -> Diagnosis:
+        """Follow the data flow, and extend what explains the results so far: by one mistake, or (``pairs``) by two."""
+        self.pairs = pairs
         states: list[State] = [()]
         explained: list[str] = []
         unexplained: list[str] = []
@@ -237,7 +239,7 @@ class Search:
     def _explain(self, states: list[State], names: Sequence[str]) -> list[State]:
         """The states that reproduce ``names``: as they are, or with one mistake more, or two."""
         kept = [s for s in states if self.consistent(s, names)]
-        for by, wild in ((1, False), (1, True), (2, False)):
+        for by, wild in ((1, False), (1, True), (2, False)) if self.pairs else ((1, False), (1, True)):
             kept = kept or self._extended(states, names, by, wild)
         return kept
 
@@ -350,9 +352,11 @@ def _spread(wrong: Sequence[tuple[Observation, str]]) -> bool:
 
 def explain(observations: Sequence[Observation], level: str, seconds: float) -> tuple[Diagnosis, str | None]:
     """The diagnosis of what was observed, and the coarser dtype where it is rounding."""
-    diagnosis = Search(observations, level, seconds).run()
-    if diagnosis.unexplained:
-        coarse = low_precision(observations)
-        if coarse is not None:
-            return Diagnosis((), ()), coarse
-    return diagnosis, None
+    search = Search(observations, level, seconds)
+    diagnosis = search.run(pairs=False)
+    if not diagnosis.unexplained:
+        return diagnosis, None
+    coarse = low_precision(observations)
+    if coarse is not None:
+        return Diagnosis((), ()), coarse
+    return search.run(pairs=True), None
