@@ -70,7 +70,9 @@ class Pipeline:
     ) -> None:
         self._dtype = np.dtype(dtype)
         inputs: dict[str, Any] = {} if parent is None else parent._inputs
-        self._inputs: dict[str, Any] = inputs | {name: self._round(x) for name, x in given.items() if name not in inputs}
+        self._inputs: dict[str, Any] = inputs | {
+            name: self._round(x) for name, x in given.items() if name not in inputs
+        }
         self._values: dict[str, Any] = dict(self._inputs)
         self._overrides = overrides
         from attngrad.auditor import layer_steps, steps  # noqa: F401 - they register themselves

@@ -1,0 +1,116 @@
+"""The command attngrad audit: exit status, limits, and what it prints."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from attngrad.cli import main
+
+CODE = """
+import numpy as np
+
+def right(q, k, v, dout, causal=False):
+    import attngrad
+    out, pullback = attngrad.vjp(q, k, v, causal=causal)
+    return (out, *pullback(dout)[:3])
+
+def wrong(q, k, v, dout):
+    out, dq, dk, dv = right(q, k, v, dout)
+    return out, dk, dq, dv
+
+def crash(q, k, v, dout):
+    return np.softmax(q)
+
+def loops(q, k, v, dout):
+    while True:
+        pass
+
+def dies(q, k, v, dout):
+    import os
+    os._exit(7)
+
+def eats(q, k, v, dout):
+    return np.ones(1 << 36)
+
+class Layer:
+    def __init__(self, d_model, num_heads):
+        raise RuntimeError("not today")
+    def forward(self, query, key, value): ...
+    def backward(self, dO, query, key, value, learning_rate): ...
+"""
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("candidates") / "mine.py"
+    path.write_text(CODE)
+    return path
+
+
+def audit(file, name, *arguments):
+    return CliRunner().invoke(main, ["audit", f"{file}:{name}", "--effort", "quick", *arguments])
+
+
+def test_a_right_candidate_exits_0(file):
+    result = audit(file, "right", "--option", "causal=true", "--dtype", "float32")
+    assert result.exit_code == 0, result.output
+    assert "RIGHT" in result.output
+
+
+def test_a_wrong_candidate_exits_1_and_writes_both_files(file, tmp_path):
+    html, js = tmp_path / "out.html", tmp_path / "out.json"
+    result = audit(file, "wrong", "--html", str(html), "--json", str(js))
+    assert result.exit_code == 1, result.output
+    assert "dq-dk-exchanged" in result.output
+    assert json.loads(js.read_text())["mistakes"] == ["dq-dk-exchanged"]
+    assert "dq-dk-exchanged" in html.read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "arguments"),
+    [
+        ("crash", "module 'numpy' has no attribute 'softmax'", ()),
+        ("loops", "did not return within 0.3 s", ("--time-limit", "0.3")),
+        ("dies", "ended by itself (exit status 7)", ()),
+        ("eats", "MemoryError", ("--memory", "1")),
+        ("absent", "has no 'absent'", ()),
+        ("Layer", "not today", ()),
+    ],
+)
+def test_what_cannot_be_audited_exits_2_without_our_traceback(file, name, words, arguments):
+    result = audit(file, name, *arguments)
+    assert result.exit_code == 2, result.output
+    assert words in " ".join(result.output.split())
+    assert "auditor/" not in result.output
+
+
+def test_a_bad_path_and_a_bad_option_are_told(file, tmp_path):
+    result = CliRunner().invoke(main, ["audit", str(tmp_path / "none.py:f")])
+    assert result.exit_code == 2
+    assert "there is no file" in " ".join(result.output.split())
+    assert audit(file, "right", "--option", "causal").exit_code == 2
+    assert "options must have only the names" in " ".join(
+        audit(file, "right", "--option", "is_causal=true").output.split()
+    )
+    assert CliRunner().invoke(main, ["audit"]).exit_code == 2
+
+
+def test_a_file_that_cannot_be_imported_is_told_with_its_own_traceback(tmp_path):
+    path = tmp_path / "broken.py"
+    path.write_text("import numpy as np\nnp.nothing_here\n")
+    result = audit(path, "f")
+    assert result.exit_code == 2
+    assert "nothing_here" in result.output
+    assert "child.py" not in result.output
+
+
+def test_json_to_standard_output_is_json_alone(file):
+    done = subprocess.run(  # noqa: S603
+        [sys.executable, "-m", "attngrad", "audit", f"{file}:right", "--effort", "quick", "--json", "-"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["ok"] is True
