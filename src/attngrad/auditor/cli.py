@@ -115,6 +115,7 @@ def run_in_child(job: dict[str, Any]) -> AuditReport:
     import os
     import subprocess
     import sys
+    import tempfile
 
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
@@ -123,17 +124,17 @@ def run_in_child(job: dict[str, Any]) -> AuditReport:
 
     reading, writing = os.pipe()
     silence = 30.0 + 3.0 * job["keywords"]["time_limit"] + (90.0 if job["keywords"]["effort"] == "full" else 30.0)
+    said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - a file, which a candidate cannot fill up as it could a pipe
     process = subprocess.Popen(  # noqa: S603
         [sys.executable, "-m", "attngrad.auditor.child", str(writing)],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
+        stderr=said,
         pass_fds=(writing,),
         text=True,
     )
     os.close(writing)
     assert process.stdin is not None  # noqa: S101
-    assert process.stderr is not None  # noqa: S101
     outcome: dict[str, Any] = {}
     try:
         process.stdin.write(json.dumps(job))
@@ -151,6 +152,9 @@ def run_in_child(job: dict[str, Any]) -> AuditReport:
     finally:
         os.close(reading)
         status = _end(process)
+        said.seek(0)
+        last_words = said.read()[-4000:]
+        said.close()
     if "report" in outcome:
         return AuditReport.from_json(outcome["report"])
     name = job["target"]
@@ -159,7 +163,7 @@ def run_in_child(job: dict[str, Any]) -> AuditReport:
             name, "not audited", findings=(Finding("crash", outcome["failed"]),), traceback=outcome["traceback"]
         )
     told = _ending(status, silence)
-    return AuditReport(name, "not audited", findings=(Finding("exit", told),), traceback=process.stderr.read()[-4000:])
+    return AuditReport(name, "not audited", findings=(Finding("exit", told),), traceback=last_words)
 
 
 def _end(process: subprocess.Popen[str]) -> int:
