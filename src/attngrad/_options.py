@@ -350,7 +350,8 @@ def _check_segments(function: str, segments: object, x: Operands) -> None:
         _check_broadcast(function, name, ids, (*leading, tokens), "(leading axes, tokens)")
 
 
-def _reject_unknown(function: str, options: Mapping[str, object]) -> None:
+def reject_unknown(function: str, options: Mapping[str, object]) -> None:
+    """Every option is one of ours; else a TypeError that suggests the nearest name."""
     for name in options:
         if name not in OPTION_NAMES:
             near = difflib.get_close_matches(name, OPTION_NAMES, n=1, cutoff=0.5)
@@ -375,7 +376,7 @@ def bind(
     if not options:
         return Operands(q, k, v, offset=offset), plain, False
 
-    _reject_unknown(function, options)
+    reject_unknown(function, options)
     get = options.get
     x = Operands(q, k, v)
     scale, softcap = get("scale"), get("softcap")

@@ -1,0 +1,194 @@
+"""``attention`` with our signature, ``scaled_dot_product_attention`` with PyTorch's, and ``sdpa`` to put it in place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from attngrad._options import OptionArguments, check_flag, check_integer, fail, reject_unknown
+from attngrad.torch import _functions, _ops, _passes
+from attngrad.torch._passes import Inputs
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, **options: Unpack[OptionArguments]) -> Any:
+    """``attngrad.attention`` on CPU tensors, with every derivative that the kernels have.
+
+    ::
+
+        out = softmax(cap(scale * q k^T) + bias, masked) v
+
+    Backward, double backward, forward mode, and either over the other; ``torch.func`` and ``torch.compile``. Gradients
+    reach q, k, v, ``bias`` and ``sinks``, from out and, with ``return_lse=True``, from lse. A third derivative and
+    forward mode over forward mode raise: ``attngrad.reference`` has them.
+
+    Args:
+        q, k, v: ``(..., Hq, T, D)``, ``(..., Hk, S, D)``, ``(..., Hk, S, E)``, of one dtype: float64, float32, float16
+            or bfloat16. They are read where they lie, whatever their strides, if the last axis is contiguous.
+        options: those of ``attngrad.attention``, tensors in place of arrays. ``seed`` may be an int64 tensor.
+
+    Returns:
+        out ``(..., Hq, T, E)``; with ``return_lse=True`` the pair ``(out, lse)``.
+
+    >>> x = torch.eye(2).requires_grad_()
+    >>> out = attention(x, x, x, scale=0.0, causal=True)
+    >>> out
+    tensor([[1.0000, 0.0000],
+            [0.5000, 0.5000]], grad_fn=<SelectBackward0>)
+    """
+    reject_unknown("attention", options)
+    return _attention("attention", q, k, v, options)
+
+
+def _attention(function: str, q: Tensor, k: Tensor, v: Tensor, options: Any) -> Any:
+    if not torch.compiler.is_compiling():
+        return _eager(function, q, k, v, options)
+    if _functions.transforms_active():
+        return _break_graph(function, q, k, v, options)
+    out, lse = _ops.attention(q, k, v, options)
+    return (out, lse) if options.get("return_lse", False) else out
+
+
+def _eager(function: str, q: Tensor, k: Tensor, v: Tensor, options: Any) -> Any:
+    return_lse = options.get("return_lse", False)
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        _passes.check_tensor(function, name, x)
+    flat = q.ndim == k.ndim == v.ndim == 2  # one head
+    if flat:
+        q, k, v = q[None], k[None], v[None]
+    out, lse = _functions.attention(*_bind(function, q, k, v, options))
+    if flat:
+        out, lse = out[0], lse[0]
+    return (out, lse) if check_flag(function, "return_lse", return_lse) else out
+
+
+# Operators would let tangents pass in silence: so a graph ends here, and fullgraph=True is an error that says why.
+_break_graph = torch.compiler.disable(
+    _eager,
+    reason="attngrad.torch.attention cannot be traced under torch.func or forward-mode AD: "
+    "compile without fullgraph=True, or use attngrad.reference.attention, which is dense.",
+)
+
+
+def _bind(function: str, q: Tensor, k: Tensor, v: Tensor, options: Any) -> tuple[Any, Inputs]:
+    """Options and inputs; shapes and dtypes are checked where the arrays are bare, in ``_passes.check_arrays``."""
+    get = options.get
+    features, tokens = q.shape[-1] if q.ndim else 0, k.shape[-2] - q.shape[-2] if min(q.ndim, k.ndim) > 1 else 0
+    o = _passes.settings(
+        function, features, get("scale"), get("causal", False), get("window"), get("softcap"), get("dropout", 0.0)
+    )
+    for name in ("bias", "sinks", "mask"):
+        if get(name) is not None:
+            _passes.check_tensor(function, name, get(name))
+    segments, offset, seed = get("segments"), get("offset"), get("seed")
+    if segments is None:
+        segments = (None, None)
+    else:
+        _passes.check_segments(function, segments)
+    if offset is None:
+        offset = tokens
+    elif isinstance(offset, Tensor):
+        _passes.check_tensor(function, "offset", offset)
+    else:
+        offset = check_integer(function, "offset", offset)
+    if seed is not None or o.dropout > 0.0:
+        seed = _passes.check_seed(function, o.dropout, seed)
+    return o, Inputs(q, k, v, get("bias"), get("sinks"), get("mask"), *segments, offset, seed)
+
+
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    **options: Any,
+) -> Any:
+    """``torch.nn.functional.scaled_dot_product_attention``, by ``attention``.
+
+    As PyTorch's: leading axes broadcast; a boolean ``attn_mask`` says where to attend, a floating one is added (and gets
+    its gradient); ``is_causal`` aligns top-left; ``enable_gqa`` lets key heads divide query heads; ``dropout_p`` applies
+    whenever it is not 0, its seed drawn from PyTorch's generator, so that ``torch.manual_seed`` repeats it.
+    Beyond PyTorch's: ``attn_mask`` and ``is_causal`` combine; a query that may see nothing gives 0; and our options
+    ``window, offset, mask, bias, softcap, sinks, segments, seed, return_lse`` may be added. ``offset`` is 0 by default
+    here, as ``is_causal`` has it.
+
+    >>> x = torch.eye(2)
+    >>> scaled_dot_product_attention(x, x, x, is_causal=True, scale=0.0)
+    tensor([[1.0000, 0.0000],
+            [0.5000, 0.5000]])
+    """
+    name = "scaled_dot_product_attention"
+    for option, instead in (("causal", "is_causal"), ("dropout", "dropout_p")):
+        if option in options:
+            raise TypeError(f"{name}: unknown option {option!r}. Did you mean {instead!r}?")
+    reject_unknown(name, options)
+    for argument, x in (("query", query), ("key", key), ("value", value)):
+        _passes.check_tensor(name, argument, x)
+        if x.ndim < 2:
+            fail(ValueError, name, argument, "have at least 2 axes, (..., tokens, features)", f"{x.ndim}")
+    given = {"offset": 0, **options, "scale": scale, "causal": is_causal, "dropout": dropout_p}
+    if attn_mask is not None:
+        _passes.check_tensor(name, "attn_mask", attn_mask)
+        kind = "mask" if attn_mask.dtype is torch.bool else "bias"
+        if given.get(kind) is not None:
+            fail(ValueError, name, kind, f"not be given beside a {attn_mask.dtype} attn_mask", "both", "Combine them.")
+        if kind == "bias" and attn_mask.dtype not in (query.dtype, _passes.wide_dtype(query.dtype)):
+            if not attn_mask.is_floating_point():
+                fail(TypeError, name, "attn_mask", "be boolean or floating", attn_mask.dtype)
+            attn_mask = attn_mask.to(query.dtype)
+        given[kind] = attn_mask
+    query, key, value = _broadcast(name, query, key, value, attn_mask, enable_gqa)
+    if dropout_p > 0.0 and given.get("seed") is None:
+        given["seed"] = torch.randint(2**63 - 1, (), device="cpu")
+    return _attention(name, query, key, value, given)
+
+
+def _broadcast(
+    function: str, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, grouped: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v with the leading axes of all (heads among them unless they are grouped), as views."""
+    axes = 3 if grouped else 2  # that do not broadcast
+    tensors = (q, k, v) if mask is None else (q, k, v, mask)
+    if grouped and min(q.ndim, k.ndim, v.ndim) < 3:
+        fail(ValueError, function, "query", "have a heads axis (-3) with enable_gqa", f"shape {tuple(q.shape)}")
+    shapes = [x.shape[:-axes] for x in tensors]
+    if shapes[0] == shapes[1] == shapes[2] and (mask is None or shapes[3] in (shapes[0], ())):
+        return q, k, v
+    try:
+        leading = torch.broadcast_shapes(*shapes)
+    except RuntimeError:
+        remedy = "" if grouped else " enable_gqa=True lets key heads divide query heads."
+        raise ValueError(
+            f"{function}: the leading axes of query, key, value and attn_mask must broadcast; got "
+            f"{', '.join(str(tuple(s)) for s in shapes)}.{remedy}"
+        ) from None
+    expanded = (x.expand(*leading, *x.shape[-axes:]) for x in (q, k, v))
+    return next(expanded), next(expanded), next(expanded)
+
+
+@contextmanager
+def sdpa() -> Iterator[None]:
+    """Let ``torch.nn.functional.scaled_dot_product_attention`` be ours for a while, in all threads.
+
+    It serves the models that look the function up when they call it, as the modules of PyTorch, Transformers and timm do;
+    a name bound earlier by ``from torch.nn.functional import ...`` stays what it was. Restored also on exceptions.
+
+    >>> with sdpa():
+    ...     torch.nn.functional.scaled_dot_product_attention is scaled_dot_product_attention
+    True
+    """
+    before = functional.scaled_dot_product_attention
+    functional.scaled_dot_product_attention = scaled_dot_product_attention
+    try:
+        yield
+    finally:
+        functional.scaled_dot_product_attention = before
