@@ -16,8 +16,25 @@ def loaded(code: str) -> set[str]:
 
 
 def test_importing_attngrad_loads_numpy_and_ml_dtypes_at_most():
-    heavy = {"torch", "jax", "click", "rich", "safetensors", "array_api_compat"}
+    heavy = {"torch", "jax", "transformers", "click", "rich", "safetensors", "array_api_compat"}
     assert not loaded("import attngrad; attngrad.Options") & heavy
+
+
+def test_a_star_import_and_the_kernels_load_neither_torch_nor_jax():
+    code = "from attngrad import *\nimport numpy as np\nattention(*np.zeros((3, 2, 2)))"
+    assert not loaded(code) & {"torch", "jax", "transformers"}
+
+
+@pytest.mark.parametrize(
+    ("bridge", "missing"),
+    [("torch", "torch"), ("jax", "jax"), ("transformers", "torch"), ("transformers", "transformers")],
+)
+def test_a_missing_package_gives_the_name_of_the_extra(bridge, missing):
+    code = f"import sys\nsys.modules[{missing!r}] = None\nimport attngrad\nattngrad.{bridge}"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)  # noqa: S603
+    assert result.returncode == 1
+    assert f"ImportError: attngrad.{bridge}: " in result.stderr
+    assert f"pip install 'attngrad[{bridge}]'" in result.stderr
 
 
 def test_the_help_of_the_command_loads_no_numpy():

@@ -38,6 +38,8 @@ _HOME = {
     "set_num_threads": "_threads",
 }
 _MODULES = ("errata", "layers", "optim", "reference", "testing")
+# Not in __all__: a star must not import a framework.
+_BRIDGES = ("jax", "torch", "transformers")
 
 __all__ = [
     "FormulaReport",
@@ -93,7 +95,7 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     if name in _HOME:
         value = getattr(importlib.import_module(f"attngrad.{_HOME[name]}"), name)
-    elif name in _MODULES:
+    elif name in _MODULES or name in _BRIDGES:
         value = importlib.import_module(f"attngrad.{name}")
     else:
         raise AttributeError(f"module 'attngrad' has no attribute {name!r}")
@@ -102,4 +104,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted((*__all__, *_BRIDGES))

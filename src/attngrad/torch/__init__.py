@@ -2,12 +2,13 @@
 
 ``scaled_dot_product_attention`` has PyTorch's signature, ``attention`` ours, ``with sdpa():`` puts the first in the
 place of PyTorch's, and ``MultiheadAttention`` is a drop-in for ``torch.nn.MultiheadAttention``. docs/torch.md is the
-guide.
+guide. ``audit`` is ``attngrad.audit`` for a candidate written in PyTorch.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import importlib
+from typing import Any
 
 try:
     import torch as _torch  # noqa: F401
@@ -17,15 +18,10 @@ except ImportError as error:
 from attngrad.torch._attention import attention, scaled_dot_product_attention, sdpa
 from attngrad.torch._module import MultiheadAttention
 
-__all__ = ["MultiheadAttention", "attention", "audit", "scaled_dot_product_attention", "sdpa"]
-
-if TYPE_CHECKING:
-    from attngrad.auditor.torch_candidate import audit
+__all__ = ["MultiheadAttention", "attention", "scaled_dot_product_attention", "sdpa"]
 
 
 def __getattr__(name: str) -> Any:
     if name == "audit":
-        from attngrad.auditor.torch_candidate import audit
-
-        return audit
+        return importlib.import_module("attngrad.auditor.torch_candidate").audit
     raise AttributeError(f"module 'attngrad.torch' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""``attention`` with our signature, ``scaled_dot_product_attention`` with PyTorch's, and ``sdpa`` to put it in place."""
+"""``attention`` with our signature, ``scaled_dot_product_attention`` with PyTorch's, ``sdpa`` to put it in place."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _eager(function: str, q: Tensor, k: Tensor, v: Tensor, options: Any) -> Any:
 
 
 # Operators would let tangents pass in silence: so a graph ends here, and fullgraph=True is an error that says why.
-_break_graph = torch.compiler.disable(
+_break_graph = torch.compiler.disable(  # type: ignore[no-untyped-call]
     _eager,
     reason="attngrad.torch.attention cannot be traced under torch.func or forward-mode AD: "
     "compile without fullgraph=True, or use attngrad.reference.attention, which is dense.",
@@ -85,10 +85,7 @@ def _bind(function: str, q: Tensor, k: Tensor, v: Tensor, options: Any) -> tuple
         if get(name) is not None:
             _passes.check_tensor(function, name, get(name))
     segments, offset, seed = get("segments"), get("offset"), get("seed")
-    if segments is None:
-        segments = (None, None)
-    else:
-        _passes.check_segments(function, segments)
+    q_segments, k_segments = (None, None) if segments is None else _passes.check_segments(function, segments)
     if offset is None:
         offset = tokens
     elif isinstance(offset, Tensor):
@@ -97,7 +94,7 @@ def _bind(function: str, q: Tensor, k: Tensor, v: Tensor, options: Any) -> tuple
         offset = check_integer(function, "offset", offset)
     if seed is not None or o.dropout > 0.0:
         seed = _passes.check_seed(function, o.dropout, seed)
-    return o, Inputs(q, k, v, get("bias"), get("sinks"), get("mask"), *segments, offset, seed)
+    return o, Inputs(q, k, v, get("bias"), get("sinks"), get("mask"), q_segments, k_segments, offset, seed)
 
 
 def scaled_dot_product_attention(
@@ -114,9 +111,9 @@ def scaled_dot_product_attention(
 ) -> Any:
     """``torch.nn.functional.scaled_dot_product_attention``, by ``attention``.
 
-    As PyTorch's: leading axes broadcast; a boolean ``attn_mask`` says where to attend, a floating one is added (and gets
-    its gradient); ``is_causal`` aligns top-left; ``enable_gqa`` lets key heads divide query heads; ``dropout_p`` applies
-    whenever it is not 0, its seed drawn from PyTorch's generator, so that ``torch.manual_seed`` repeats it.
+    As PyTorch's: leading axes broadcast; a boolean ``attn_mask`` says where to attend, a floating one is added (and
+    gets its gradient); ``is_causal`` aligns top-left; ``enable_gqa`` lets key heads divide query heads; ``dropout_p``
+    applies whenever it is not 0, its seed drawn from PyTorch's generator, so that ``torch.manual_seed`` repeats it.
     Beyond PyTorch's: ``attn_mask`` and ``is_causal`` combine; a query that may see nothing gives 0; and our options
     ``window, offset, mask, bias, softcap, sinks, segments, seed, return_lse`` may be added. ``offset`` is 0 by default
     here, as ``is_causal`` has it.
@@ -146,48 +143,45 @@ def scaled_dot_product_attention(
                 fail(TypeError, name, "attn_mask", "be boolean or floating", attn_mask.dtype)
             attn_mask = attn_mask.to(query.dtype)
         given[kind] = attn_mask
-    query, key, value = _broadcast(name, query, key, value, attn_mask, enable_gqa)
+    query, key, value = _broadcast(name, query, key, value, enable_gqa)
     if dropout_p > 0.0 and given.get("seed") is None:
         given["seed"] = torch.randint(2**63 - 1, (), device="cpu")
     return _attention(name, query, key, value, given)
 
 
-def _broadcast(
-    function: str, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, grouped: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+def _broadcast(function: str, q: Tensor, k: Tensor, v: Tensor, grouped: bool) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v with the leading axes of all (heads among them unless they are grouped), as views."""
     axes = 3 if grouped else 2  # that do not broadcast
-    tensors = (q, k, v) if mask is None else (q, k, v, mask)
     if grouped and min(q.ndim, k.ndim, v.ndim) < 3:
         fail(ValueError, function, "query", "have a heads axis (-3) with enable_gqa", f"shape {tuple(q.shape)}")
-    shapes = [x.shape[:-axes] for x in tensors]
-    if shapes[0] == shapes[1] == shapes[2] and (mask is None or shapes[3] in (shapes[0], ())):
+    shapes = [x.shape[:-axes] for x in (q, k, v)]
+    if shapes[0] == shapes[1] == shapes[2]:
         return q, k, v
     try:
-        leading = torch.broadcast_shapes(*shapes)
+        leading = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
     except RuntimeError:
         remedy = "" if grouped else " enable_gqa=True lets key heads divide query heads."
         raise ValueError(
-            f"{function}: the leading axes of query, key, value and attn_mask must broadcast; got "
+            f"{function}: the leading axes of query, key and value must broadcast; got "
             f"{', '.join(str(tuple(s)) for s in shapes)}.{remedy}"
         ) from None
-    expanded = (x.expand(*leading, *x.shape[-axes:]) for x in (q, k, v))
-    return next(expanded), next(expanded), next(expanded)
+    q, k, v = (x.expand(*leading, *x.shape[-axes:]) for x in (q, k, v))
+    return q, k, v
 
 
 @contextmanager
 def sdpa() -> Iterator[None]:
     """Let ``torch.nn.functional.scaled_dot_product_attention`` be ours for a while, in all threads.
 
-    It serves the models that look the function up when they call it, as the modules of PyTorch, Transformers and timm do;
-    a name bound earlier by ``from torch.nn.functional import ...`` stays what it was. Restored also on exceptions.
+    It serves the models that look the function up when they call it, as PyTorch's and Transformers' do; a name bound
+    earlier by ``from torch.nn.functional import ...`` stays what it was. Restored also on exceptions.
 
     >>> with sdpa():
     ...     torch.nn.functional.scaled_dot_product_attention is scaled_dot_product_attention
     True
     """
     before = functional.scaled_dot_product_attention
-    functional.scaled_dot_product_attention = scaled_dot_product_attention
+    functional.scaled_dot_product_attention = scaled_dot_product_attention  # type: ignore[assignment]
     try:
         yield
     finally:

@@ -39,8 +39,8 @@ Tensors = Sequence[Tensor | None]
 def transforms_active() -> bool:
     """Whether torch.func or forward-mode AD may be looking at what is computed."""
     # The level stands where unpack_dual itself looks; neither question has a public form.
-    level: int = forward_ad._current_level  # type: ignore[attr-defined]
-    return level >= 0 or torch._C._are_functorch_transforms_active()  # type: ignore[attr-defined]
+    level: int = forward_ad._current_level
+    return level >= 0 or torch._C._are_functorch_transforms_active()
 
 
 def recorded(*tensors: Any) -> bool:
@@ -82,7 +82,7 @@ def gradient(
 ) -> tuple[Any, ...]:
     """The five gradients, None for an input that is not given."""
     if mapped_by_dispatcher(*x, dout, dlse):
-        return _operators().gradient(o, x, dout, dlse, saved)
+        return tuple(_operators().gradient(o, x, dout, dlse, saved))
     arguments = (*x, dout, dlse, *saved)
     run = Gradient.apply if recorded(*arguments) else Gradient.forward
     return spread(x, run(o, *arguments))
@@ -91,7 +91,8 @@ def gradient(
 def tangent(o: Options, x: Inputs, t: Tensors) -> tuple[Tensor, Tensor]:
     """``out_dot, lse_dot``."""
     if mapped_by_dispatcher(*x, *t):
-        return _operators().tangent(o, x, t)
+        out_dot, lse_dot = _operators().tangent(o, x, t)
+        return out_dot, lse_dot
     run = Tangent.apply if recorded(*x, *t) else Tangent.forward
     out_dot, lse_dot = run(o, *x, *t)
     return out_dot, lse_dot
@@ -101,7 +102,8 @@ def curvature(o: Options, x: Inputs, t: Tensors, *cotangents: Tensor | None) -> 
     """The five gradients and their five tangents; ``cotangents`` are dout, dlse, dout_dot, dlse_dot."""
     cotangents = (*cotangents, *(None,) * (4 - len(cotangents)))
     if mapped_by_dispatcher(*x, *t, *cotangents):
-        return _operators().curvature(o, x, t, cotangents)
+        grads, grads_dot = _operators().curvature(o, x, t, cotangents)
+        return grads, grads_dot
     arguments = (*x, *t, *cotangents)
     run = Curvature.apply if recorded(*arguments) else Curvature.forward
     both = run(o, *arguments)
@@ -132,8 +134,8 @@ class _Function(torch.autograd.Function):
 
     @classmethod
     def apply(cls, *args: Any) -> Any:
-        if torch._C._are_functorch_transforms_active():  # type: ignore[attr-defined]
-            return super().apply(*args)
+        if torch._C._are_functorch_transforms_active():
+            return super().apply(*args)  # type: ignore[no-untyped-call]
         # Past Function.apply, which inspects the signature of forward at every call, to the C++ one below it.
         return super(torch.autograd.Function, cls).apply(*args)  # type: ignore[misc]
 
@@ -159,7 +161,9 @@ class _Function(torch.autograd.Function):
     def vmap(cls, info: Any, in_dims: tuple[Any, ...], o: Options, *args: Any) -> tuple[Any, Any]:
         size = info.batch_size
         if args[4] is not None or o.dropout > 0.0:
-            samples = [cls.apply(o, *(_sample(x, d, i) for x, d in zip(args, in_dims[1:], strict=True))) for i in range(size)]
+            samples = [
+                cls.apply(o, *(_sample(x, d, i) for x, d in zip(args, in_dims[1:], strict=True))) for i in range(size)
+            ]
             outputs = tuple(torch.stack(parts) for parts in zip(*samples, strict=True))
         else:
             axes = args[0].ndim - (in_dims[1] is not None)
@@ -185,7 +189,7 @@ class Attention(_Function):
     kinds = _X
 
     @staticmethod
-    def forward(o: Options, *args: Any) -> tuple[Tensor, ...]:  # type: ignore[override]
+    def forward(o: Options, *args: Any) -> tuple[Tensor, ...]:
         x = Inputs(*args)
         _passes.check_arrays("attention", x)
         return _passes.forward_saving(x, o)
@@ -196,13 +200,13 @@ class Attention(_Function):
         Attention.keep(ctx, inputs, output[2:])
 
     @staticmethod
-    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None, *_: None) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None, *_: None) -> tuple[Any, ...]:
         o, x, saved = Attention.kept(ctx)
         grads = _NOTHING if dout is None and dlse is None else gradient(o, x, dout, dlse, saved)
         return None, *grads, *(None,) * (N_INPUTS - N_DIFFERENTIABLE)
 
     @staticmethod
-    def jvp(ctx: Any, _: None, *dots: Any) -> tuple[Any, ...]:  # type: ignore[override]
+    def jvp(ctx: Any, _: None, *dots: Any) -> tuple[Any, ...]:
         o, x, _saved = Attention.kept(ctx)
         return *tangent(o, x, dots[:N_DIFFERENTIABLE]), None, None, None
 
@@ -213,7 +217,7 @@ class Gradient(_Function):
     kinds = (*_X, "rows", "rows", "rows", "rows", "rows")
 
     @staticmethod
-    def forward(o: Options, *args: Any) -> tuple[Tensor, ...]:  # type: ignore[override]
+    def forward(o: Options, *args: Any) -> tuple[Tensor, ...]:
         x, (dout, dlse, *saved) = Inputs(*args[:N_INPUTS]), args[N_INPUTS:]
         if saved[0] is None:
             saved = list(_passes.forward_saving(x, o)[2:])
@@ -224,7 +228,7 @@ class Gradient(_Function):
         Gradient.keep(ctx, inputs)
 
     @staticmethod
-    def backward(ctx: Any, *u: Tensor | None) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, *u: Tensor | None) -> tuple[Any, ...]:
         o, x, (dout, dlse, *_) = Gradient.kept(ctx)
         needs = ctx.needs_input_grad[1:]
         u = spread(x, u)
@@ -238,7 +242,7 @@ class Gradient(_Function):
         return None, *grads_dot, *(None,) * (N_INPUTS - N_DIFFERENTIABLE), *cotangents, None, None, None
 
     @staticmethod
-    def jvp(ctx: Any, _: None, *dots: Any) -> tuple[Any, ...]:  # type: ignore[override]
+    def jvp(ctx: Any, _: None, *dots: Any) -> tuple[Any, ...]:
         o, x, (dout, dlse, *saved) = Gradient.kept(ctx)
         t, (dout_dot, dlse_dot) = dots[:N_DIFFERENTIABLE], dots[N_INPUTS : N_INPUTS + 2]
         if all(dot is None for dot in t):
@@ -258,7 +262,7 @@ class Tangent(_Function):
     kinds = (*_X, *_T)
 
     @staticmethod
-    def forward(o: Options, *args: Any) -> tuple[Tensor, ...]:  # type: ignore[override]
+    def forward(o: Options, *args: Any) -> tuple[Tensor, ...]:
         return _passes.forward_tangent(Inputs(*args[:N_INPUTS]), o, args[N_INPUTS:])
 
     @staticmethod
@@ -266,7 +270,7 @@ class Tangent(_Function):
         Tangent.keep(ctx, inputs)
 
     @staticmethod
-    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
         o, x, t = Tangent.kept(ctx)
         grads, grads_dot = _NOTHING, _NOTHING
         if dout is not None or dlse is not None:
@@ -278,7 +282,7 @@ class Tangent(_Function):
         return None, *grads_dot, *(None,) * (N_INPUTS - N_DIFFERENTIABLE), *t_grads
 
     @staticmethod
-    def jvp(ctx: Any, _: None, *dots: Any) -> tuple[Any, ...]:  # type: ignore[override]
+    def jvp(ctx: Any, _: None, *dots: Any) -> tuple[Any, ...]:
         o, x, _t = Tangent.kept(ctx)
         if any(dot is not None for dot in dots[:N_DIFFERENTIABLE]):
             refuse("forward mode over forward mode is")
@@ -291,23 +295,24 @@ class Curvature(_Function):
     kinds = (*_X, *_T, "rows", "rows", "rows", "rows")
 
     @staticmethod
-    def forward(o: Options, *args: Any) -> tuple[Tensor, ...]:  # type: ignore[override]
+    def forward(o: Options, *args: Any) -> tuple[Tensor, ...]:
         x, rest = Inputs(*args[:N_INPUTS]), args[N_INPUTS:]
         return _passes.backward_tangent(x, o, rest[:N_DIFFERENTIABLE], rest[N_DIFFERENTIABLE:])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         ctx.set_materialize_grads(False)
-        ctx.arguments = len(inputs)
+        ctx.nothing = (None,) * len(inputs)
 
     @staticmethod
-    def backward(ctx: Any, *u: Tensor | None) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, *u: Tensor | None) -> tuple[Any, ...]:
         if any(c is not None for c in u):
             refuse("the third derivative is")
-        return (None,) * ctx.arguments
+        nothing: tuple[None, ...] = ctx.nothing
+        return nothing
 
     @staticmethod
-    def jvp(ctx: Any, *dots: Any) -> tuple[Any, ...]:  # type: ignore[override]
+    def jvp(ctx: Any, *dots: Any) -> tuple[Any, ...]:
         refuse("the third derivative is")
 
     @classmethod

@@ -42,7 +42,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """``out, weights``; weights is None without need_weights, else the mean over heads or, on request, each head's."""
+        """``out, weights``; weights is None without need_weights, else the mean over heads or each head's."""
         single = query.ndim == 2
         _check(self, query, key, value, key_padding_mask, attn_mask)
         if is_causal and attn_mask is None:
@@ -62,9 +62,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         mask, bias = _masks(attn_mask, key_padding_mask, q, k.shape[-2] - key.shape[1])
         rate = self.dropout if self.training else 0.0
         seed = torch.randint(2**63 - 1, ()) if rate > 0.0 else None
-        out, lse = scaled_dot_product_attention(
-            q, k, v, mask, rate, is_causal, bias=bias, seed=seed, return_lse=True
-        )
+        out, lse = scaled_dot_product_attention(q, k, v, mask, rate, is_causal, bias=bias, seed=seed, return_lse=True)
         out = functional.linear(out.transpose(1, 2).flatten(-2), self.out_proj.weight, self.out_proj.bias)
         weights = None
         if need_weights:
@@ -94,7 +92,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         return q, k, v
 
     def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
+        return x.view(*x.shape[:-1], self.num_heads, self.head_dim).transpose(1, 2)
 
 
 def _check(
@@ -151,7 +149,7 @@ def _weights(
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf)
     lse = lse.masked_fill(lse == -torch.inf, 0.0)  # of a query that sees nothing: all its scores are -inf
-    weights = (scores - lse[..., None]).exp()
+    weights: Tensor = (scores - lse[..., None]).exp()
     if seed is not None:
         keep = torch.from_numpy(keep_mask(tuple(weights.shape), rate, int(seed)))
         weights = weights * keep / (1.0 - rate)

@@ -36,9 +36,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor, options: Any) -> tuple[Tensor, Te
     flat = q.ndim == 2
     if flat:
         q, k, v = q[None], k[None], v[None]
-    segments = get("segments") or (None, None)
+    q_segments, k_segments = get("segments") or (None, None)
     offset = k.shape[-2] - q.shape[-2] if get("offset") is None else get("offset")
-    x = Inputs(q, k, v, get("bias"), get("sinks"), get("mask"), *segments, offset, get("seed"))
+    x = Inputs(q, k, v, get("bias"), get("sinks"), get("mask"), q_segments, k_segments, offset, get("seed"))
     # Unchecked, for these may be symbols here; the operator checks what it is given.
     o = Options(get("scale"), get("causal", False), get("window"), get("softcap"), get("dropout", 0.0))
     out, lse, *_ = forward(*_arguments(o, x))
@@ -63,7 +63,7 @@ def _bind(args: Sequence[Any]) -> tuple[Options, Inputs]:
     seed = seed_tensor if seed is None else seed % 2**64
     if seed is not None or o.dropout > 0.0:
         seed = _passes.check_seed("attention", o.dropout, seed)
-    return o, Inputs(*tensors, offset, seed)
+    return o, Inputs(*(*tensors, offset, seed))
 
 
 def _arguments(o: Options, x: Inputs) -> tuple[Any, ...]:
@@ -83,7 +83,7 @@ def _operator(name: str, more: str, results: int) -> Callable[[Callable[..., Any
 
 def _refuse_forward_mode() -> None:
     # Tangents are out of sight inside an operator, so the mere presence of forward mode must do.
-    if forward_ad._current_level >= 0:  # type: ignore[attr-defined]
+    if forward_ad._current_level >= 0:
         _functions.refuse("forward mode through torch.ops.attngrad is")
 
 
@@ -117,9 +117,7 @@ def forward_tangent(*args: Any) -> tuple[Tensor, ...]:
     return _passes.forward_tangent(x, o, args[_N:])
 
 
-@_operator(
-    "backward_tangent", f"{_TANGENTS}, Tensor? dout, Tensor? dlse, Tensor? dout_dot, Tensor? dlse_dot", 10
-)
+@_operator("backward_tangent", f"{_TANGENTS}, Tensor? dout, Tensor? dlse, Tensor? dout_dot, Tensor? dlse_dot", 10)
 def backward_tangent(*args: Any) -> tuple[Tensor, ...]:
     """The gradients, then their tangents."""
     o, x = _bind(args)
@@ -155,31 +153,36 @@ def curvature(o: Options, x: Inputs, t: Sequence[Any], cotangents: Sequence[Any]
 # --- shapes ---------------------------------------------------------------------------------------------------------
 
 
-@forward.register_fake
-def _(*args: Any) -> tuple[Tensor, ...]:
+def _shape_forward(*args: Any) -> tuple[Tensor, ...]:
     q, v = args[0], args[2]
     wide = _passes.wide_dtype(q.dtype)
     rows = q.shape[:-1]
     out = q.new_empty((*rows, v.shape[-1]))
-    return out, q.new_empty(rows, dtype=wide), torch.empty_like(out, dtype=wide), *(
-        q.new_empty(rows, dtype=wide) for _ in range(2)
+    return (
+        out,
+        q.new_empty(rows, dtype=wide),
+        torch.empty_like(out, dtype=wide),
+        *(q.new_empty(rows, dtype=wide) for _ in range(2)),
     )
 
 
-@forward_tangent.register_fake
-def _(*args: Any) -> tuple[Tensor, ...]:
+def _shape_forward_tangent(*args: Any) -> tuple[Tensor, ...]:
     q, v = args[0], args[2]
     return q.new_empty((*q.shape[:-1], v.shape[-1])), q.new_empty(q.shape[:-1], dtype=_passes.wide_dtype(q.dtype))
 
 
-@backward.register_fake
-def _gradients(*args: Any) -> tuple[Tensor, ...]:
+def _shape_backward(*args: Any) -> tuple[Tensor, ...]:
     return tuple(args[0].new_empty(0) if x is None else x.new_empty(x.shape) for x in args[:N_DIFFERENTIABLE])
 
 
-@backward_tangent.register_fake
-def _(*args: Any) -> tuple[Tensor, ...]:
-    return *_gradients(*args), *_gradients(*args)
+def _shape_backward_tangent(*args: Any) -> tuple[Tensor, ...]:
+    return *_shape_backward(*args), *_shape_backward(*args)
+
+
+forward.register_fake(_shape_forward)
+backward.register_fake(_shape_backward)
+forward_tangent.register_fake(_shape_forward_tangent)
+backward_tangent.register_fake(_shape_backward_tangent)
 
 
 # --- derivatives ----------------------------------------------------------------------------------------------------

@@ -90,9 +90,7 @@ def _settings(function: str, features: int, *scalars: Any) -> Options:
     return replace(o, seed=None)
 
 
-def settings(
-    function: str, features: int, scale: Any, causal: Any, window: Any, softcap: Any, dropout: Any
-) -> Options:
+def settings(function: str, features: int, scale: Any, causal: Any, window: Any, softcap: Any, dropout: Any) -> Options:
     """The options that are not arrays, checked; the seed goes its own way, for it may be a tensor."""
     window = tuple(window) if isinstance(window, list) else window
     arguments = (function, features, scale, causal, window, softcap, dropout)
@@ -112,14 +110,15 @@ def check_seed(function: str, dropout: float, seed: Any) -> Any:
     return check_dropout(function, dropout, seed)[1]
 
 
-def check_segments(function: str, segments: Any) -> None:
-    """``segments`` is a pair of tensors."""
+def check_segments(function: str, segments: Any) -> tuple[Tensor, Tensor]:
+    """``segments``, if it is a pair of tensors."""
     if not isinstance(segments, (tuple, list)):
         fail(TypeError, function, "segments", "be a pair (q_segments, k_segments)", kind_of(segments))
     if len(segments) != 2:
         fail(ValueError, function, "segments", "be a pair (q_segments, k_segments)", f"{len(segments)} values")
     for name, ids in zip(("q_segments", "k_segments"), segments, strict=True):
         check_tensor(function, name, ids)
+    return segments[0], segments[1]
 
 
 def check_arrays(function: str, x: Inputs) -> None:
@@ -140,7 +139,8 @@ def check_arrays(function: str, x: Inputs) -> None:
 def _operands(x: Inputs, o: Options) -> tuple[Operands, Options]:
     segments = None if x.q_segments is None else (to_array(x.q_segments), to_array(x.k_segments))
     offset = to_array(x.offset) if isinstance(x.offset, Tensor) else x.offset
-    operands = Operands(*map(to_array, x[:6]), segments, offset)
+    q, k, v, bias, sinks, mask = map(to_array, x[:6])
+    operands = Operands(q, k, v, bias, sinks, mask, segments, offset)
     return operands, o if x.seed is None else replace(o, seed=int(x.seed) % 2**64)
 
 
