@@ -10,6 +10,7 @@ from torch.autograd import forward_ad, gradcheck, gradgradcheck
 import attngrad
 import attngrad.torch as bridge
 import torch_dense
+from attngrad import _kernels
 from attngrad.testing import relative_error, rms_error, rounding_bound
 from cases import EVERYTHING, SHAPES, SINGLES, Case, Shape, label, make
 
@@ -77,15 +78,13 @@ def test_gradgradcheck_with_forward_over_reverse_and_batched_gradients(names):
 
 
 def test_gradcheck_notices_a_wrong_gradient(monkeypatch):
-    from attngrad.torch import _passes
-
-    right = _passes.backward
+    right = _kernels.backward
 
     def wrong(*args):
-        dq, *rest = right(*args)
-        return dq * 1.01, *rest
+        grads = right(*args)
+        return grads._replace(q=grads.q * 1.01)
 
-    monkeypatch.setattr(_passes, "backward", wrong)
+    monkeypatch.setattr(_kernels, "backward", wrong)
     function, inputs = problem(make((), SMALL))
     assert not gradcheck(function, inputs, raise_exception=False)
 
@@ -330,8 +329,6 @@ def test_float32_bias_and_sinks_beside_bfloat16_keep_their_dtype():
 
 
 def test_nothing_is_copied_in_or_out(monkeypatch):
-    from attngrad import _kernels
-
     seen = []
     forward = _kernels.forward
     monkeypatch.setattr(_kernels, "forward", lambda x, o: seen.append((x, forward(x, o))) or seen[-1][1])
@@ -353,6 +350,32 @@ def test_inputs_are_not_written_to_and_writing_to_them_before_backward_is_notice
     k.add_(1.0)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         out.sum().backward()
+
+
+def test_what_was_kept_goes_when_the_graph_goes_and_stays_when_it_stays():
+    import gc
+    import weakref
+
+    q = torch.randn(2, 3, 4, requires_grad=True)
+    out = bridge.attention(q, q, q, mask=torch.ones(3, 3, dtype=torch.bool), causal=True)
+    node = out.grad_fn
+    kept = weakref.ref(node.kept_arrays.saved.out)
+    (first,) = torch.autograd.grad(out.sum(), q, retain_graph=True)
+    (second,) = torch.autograd.grad(out.sum(), q)
+    assert torch.equal(first, second)
+    gc.collect()
+    assert kept() is None
+    with pytest.raises(RuntimeError, match="second time"):
+        torch.autograd.grad(out.sum(), q)
+
+
+def test_saved_tensor_hooks_see_all_that_is_saved():
+    q = torch.randn(2, 3, 4, requires_grad=True)
+    seen = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: seen.append(x.shape) or x, lambda x: x):
+        out = bridge.attention(q, q, q)
+    assert len(seen) == 6  # q, k, v, out and two numbers a row
+    assert not hasattr(out.grad_fn, "kept_arrays")
 
 
 def test_writing_to_the_output_does_not_spoil_the_gradient():
@@ -394,9 +417,7 @@ def test_forward_ad_with_dual_tensors():
 
 
 def test_no_grad_and_detached_inputs_save_nothing(monkeypatch):
-    from attngrad.torch import _passes
-
-    monkeypatch.setattr(_passes, "forward_saving", None)
+    monkeypatch.setattr(_kernels, "forward_saving", None)
     q = torch.randn(2, 3, 4, requires_grad=True)
     with torch.no_grad():
         assert not bridge.attention(q, q, q).requires_grad

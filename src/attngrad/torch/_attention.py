@@ -74,23 +74,26 @@ _break_graph = torch.compiler.disable(  # type: ignore[no-untyped-call]
 )
 
 
+_SCALARS = {"scale", "causal", "window", "softcap", "return_lse"}
+
+
 def _bind(function: str, q: Tensor, k: Tensor, v: Tensor, options: Any) -> tuple[Any, Inputs]:
     """Options and inputs; shapes and dtypes are checked where the arrays are bare, in ``_passes.check_arrays``."""
     get = options.get
-    features, tokens = q.shape[-1] if q.ndim else 0, k.shape[-2] - q.shape[-2] if min(q.ndim, k.ndim) > 1 else 0
+    features = q.shape[-1] if q.ndim else 0
     o = _passes.settings(
         function, features, get("scale"), get("causal", False), get("window"), get("softcap"), get("dropout", 0.0)
     )
+    if options.keys() <= _SCALARS:
+        return o, Inputs(q, k, v)
     for name in ("bias", "sinks", "mask"):
         if get(name) is not None:
             _passes.check_tensor(function, name, get(name))
     segments, offset, seed = get("segments"), get("offset"), get("seed")
     q_segments, k_segments = (None, None) if segments is None else _passes.check_segments(function, segments)
-    if offset is None:
-        offset = tokens
-    elif isinstance(offset, Tensor):
+    if isinstance(offset, Tensor):
         _passes.check_tensor(function, "offset", offset)
-    else:
+    elif offset is not None:
         offset = check_integer(function, "offset", offset)
     if seed is not None or o.dropout > 0.0:
         seed = _passes.check_seed(function, o.dropout, seed)
@@ -132,7 +135,13 @@ def scaled_dot_product_attention(
         _passes.check_tensor(name, argument, x)
         if x.ndim < 2:
             fail(ValueError, name, argument, "have at least 2 axes, (..., tokens, features)", f"{x.ndim}")
-    given = {"offset": 0, **options, "scale": scale, "causal": is_causal, "dropout": dropout_p}
+    given = {**options, "scale": scale, "causal": is_causal}
+    if is_causal or given.get("window") is not None:
+        given.setdefault("offset", 0)
+    if dropout_p != 0.0:
+        given["dropout"] = dropout_p
+        if given.get("seed") is None:
+            given["seed"] = torch.randint(2**63 - 1, (), device="cpu")
     if attn_mask is not None:
         _passes.check_tensor(name, "attn_mask", attn_mask)
         kind = "mask" if attn_mask.dtype is torch.bool else "bias"
@@ -144,8 +153,6 @@ def scaled_dot_product_attention(
             attn_mask = attn_mask.to(query.dtype)
         given[kind] = attn_mask
     query, key, value = _broadcast(name, query, key, value, enable_gqa)
-    if dropout_p > 0.0 and given.get("seed") is None:
-        given["seed"] = torch.randint(2**63 - 1, (), device="cpu")
     return _attention(name, query, key, value, given)
 
 

@@ -43,18 +43,23 @@ def transforms_active() -> bool:
     return level >= 0 or torch._C._are_functorch_transforms_active()
 
 
-def recorded(*tensors: Any) -> bool:
+def hooks_active() -> bool:
+    """Whether what is saved for backward goes through hooks, as activation checkpointing has it."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+
+
+def recorded(tensors: Sequence[Any]) -> bool:
     """Whether a derivative of what is computed from ``tensors`` may be asked for."""
-    if transforms_active():
+    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors if isinstance(x, Tensor)):
         return True
-    return torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in tensors)
+    return transforms_active()
 
 
-def mapped_by_dispatcher(*tensors: Any) -> bool:
+def mapped_by_dispatcher(tensors: Tensors) -> bool:
     """Whether a tensor is of the older vmap, of ``is_grads_batched``, which sees operators only, not functions."""
     # It hides the mapped axis from Python; the dispatcher's loop over samples is the one way through.
     is_mapped = torch._C._functorch.is_legacy_batchedtensor
-    return any(isinstance(x, Tensor) and is_mapped(x) for x in tensors)
+    return any(is_mapped(x) for x in tensors if x is not None)
 
 
 def refuse(what: str) -> NoReturn:
@@ -70,30 +75,30 @@ def refuse(what: str) -> NoReturn:
 
 def attention(o: Options, x: Inputs) -> tuple[Tensor, Tensor]:
     """``out, lse``."""
-    if recorded(*x[:N_DIFFERENTIABLE]):
-        out, lse, *_ = Attention.apply(o, *x)
-        return out, lse
-    _passes.check_arrays("attention", x)
-    return _passes.forward(x, o)
+    if not recorded(x[:N_DIFFERENTIABLE]):
+        return _passes.forward(x, o)
+    run = Attention if transforms_active() or hooks_active() else Direct
+    out, lse, *_ = run.apply(o, *(x[:3] if x.is_plain else x))
+    return out, lse
 
 
 def gradient(
     o: Options, x: Inputs, dout: Tensor | None, dlse: Tensor | None, saved: Sequence[Any] = (None, None, None)
 ) -> tuple[Any, ...]:
     """The five gradients, None for an input that is not given."""
-    if mapped_by_dispatcher(*x, dout, dlse):
+    if mapped_by_dispatcher((dout, dlse)):
         return tuple(_operators().gradient(o, x, dout, dlse, saved))
-    arguments = (*x, dout, dlse, *saved)
-    run = Gradient.apply if recorded(*arguments) else Gradient.forward
-    return spread(x, run(o, *arguments))
+    if recorded((*x, dout, dlse)):
+        return spread(x, Gradient.apply(o, *x, dout, dlse, *saved))
+    return spread(x, _passes.backward(x, o, saved, dout, dlse))
 
 
 def tangent(o: Options, x: Inputs, t: Tensors) -> tuple[Tensor, Tensor]:
     """``out_dot, lse_dot``."""
-    if mapped_by_dispatcher(*x, *t):
+    if mapped_by_dispatcher(t):
         out_dot, lse_dot = _operators().tangent(o, x, t)
         return out_dot, lse_dot
-    run = Tangent.apply if recorded(*x, *t) else Tangent.forward
+    run = Tangent.apply if recorded((*x, *t)) else Tangent.forward
     out_dot, lse_dot = run(o, *x, *t)
     return out_dot, lse_dot
 
@@ -101,11 +106,11 @@ def tangent(o: Options, x: Inputs, t: Tensors) -> tuple[Tensor, Tensor]:
 def curvature(o: Options, x: Inputs, t: Tensors, *cotangents: Tensor | None) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """The five gradients and their five tangents; ``cotangents`` are dout, dlse, dout_dot, dlse_dot."""
     cotangents = (*cotangents, *(None,) * (4 - len(cotangents)))
-    if mapped_by_dispatcher(*x, *t, *cotangents):
+    if mapped_by_dispatcher((*t, *cotangents)):
         grads, grads_dot = _operators().curvature(o, x, t, cotangents)
         return grads, grads_dot
     arguments = (*x, *t, *cotangents)
-    run = Curvature.apply if recorded(*arguments) else Curvature.forward
+    run = Curvature.apply if recorded(arguments) else Curvature.forward
     both = run(o, *arguments)
     half = len(both) // 2
     return spread(x, both[:half]), spread(x, both[half:])
@@ -119,6 +124,8 @@ def _operators() -> Any:
 
 def spread(x: Inputs, given: Sequence[Any]) -> tuple[Any, ...]:
     """One entry for each differentiable input, None where it is not given."""
+    if x[3] is None and x[4] is None:
+        return (*given, None, None)
     rest = iter(given)
     return tuple(None if primal is None else next(rest) for primal in x[:N_DIFFERENTIABLE])
 
@@ -142,12 +149,16 @@ class _Function(torch.autograd.Function):
     @classmethod
     def keep(cls, ctx: Any, inputs: tuple[Any, ...], saved: Sequence[Tensor] = ()) -> None:
         """Keep the arguments for both modes: tensors as such, so that writing to them in between is noticed."""
-        ctx.options = inputs[0]
-        tensors = [x if isinstance(x, Tensor) else None for x in inputs[1:]]
-        ctx.numbers = {i: x for i, x in enumerate(inputs[1:]) if x is not None and not isinstance(x, Tensor)}
+        ctx.options, *tensors = inputs
+        ctx.arguments = len(tensors)
+        ctx.numbers = {}
+        for i, x in enumerate(tensors):
+            if x is not None and not isinstance(x, Tensor):
+                ctx.numbers[i], tensors[i] = x, None
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors, *saved)
-        ctx.save_for_forward(*tensors)
+        if transforms_active():
+            ctx.save_for_forward(*tensors)
 
     @staticmethod
     def kept(ctx: Any) -> tuple[Options, Inputs, tuple[Any, ...]]:
@@ -155,11 +166,14 @@ class _Function(torch.autograd.Function):
         values = list(ctx.saved_tensors)
         for i, x in ctx.numbers.items():
             values[i] = x
-        return ctx.options, Inputs(*values[:N_INPUTS]), tuple(values[N_INPUTS:])
+        n = min(ctx.arguments, N_INPUTS)  # plain inputs are three
+        return ctx.options, Inputs(*values[:n]), tuple(values[n:])
 
     @classmethod
     def vmap(cls, info: Any, in_dims: tuple[Any, ...], o: Options, *args: Any) -> tuple[Any, Any]:
         size = info.batch_size
+        missing = (None,) * (N_INPUTS - len(args))  # where the inputs are plain
+        args, in_dims = (*args, *missing), (*in_dims, *missing)
         if args[4] is not None or o.dropout > 0.0:
             samples = [
                 cls.apply(o, *(_sample(x, d, i) for x, d in zip(args, in_dims[1:], strict=True))) for i in range(size)
@@ -190,9 +204,7 @@ class Attention(_Function):
 
     @staticmethod
     def forward(o: Options, *args: Any) -> tuple[Tensor, ...]:
-        x = Inputs(*args)
-        _passes.check_arrays("attention", x)
-        return _passes.forward_saving(x, o)
+        return _passes.forward_saving(Inputs(*args), o)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -203,12 +215,36 @@ class Attention(_Function):
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None, *_: None) -> tuple[Any, ...]:
         o, x, saved = Attention.kept(ctx)
         grads = _NOTHING if dout is None and dlse is None else gradient(o, x, dout, dlse, saved)
-        return None, *grads, *(None,) * (N_INPUTS - N_DIFFERENTIABLE)
+        return (None, *grads, *(None,) * (N_INPUTS - N_DIFFERENTIABLE))[: 1 + ctx.arguments]
 
     @staticmethod
     def jvp(ctx: Any, _: None, *dots: Any) -> tuple[Any, ...]:
         o, x, _saved = Attention.kept(ctx)
-        return *tangent(o, x, dots[:N_DIFFERENTIABLE]), None, None, None
+        return *tangent(o, x, (*dots, None, None)[:N_DIFFERENTIABLE]), None, None, None
+
+
+class Direct(_Function):
+    """Attention where neither transforms nor hooks look on: it keeps the arrays of the kernels, and spares tensors."""
+
+    @staticmethod
+    def forward(ctx: Any, o: Options, *args: Any) -> tuple[Tensor, Tensor]:
+        out, lse, ctx.kept_arrays = _passes.forward_keeping(Inputs(*args), o)
+        Direct.keep(ctx, (o, *args))
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
+        if dout is None and dlse is None:
+            return (None,) * (1 + ctx.arguments)
+        o, x, _ = Direct.kept(ctx)  # an error where an input was written to, or where the graph is gone
+        arrays = ctx.kept_arrays
+        if torch.is_grad_enabled() or transforms_active() or mapped_by_dispatcher((dout, dlse)):
+            grads = gradient(o, x, dout, dlse, tuple(map(_passes.to_tensor, arrays.saved)))
+        else:
+            grads = spread(x, arrays.backward(dout, dlse))
+        if not torch._C._autograd._get_current_graph_task_keep_graph():
+            ctx.kept_arrays = None  # as autograd does with saved tensors
+        return (None, *grads, *(None,) * (N_INPUTS - N_DIFFERENTIABLE))[: 1 + ctx.arguments]
 
 
 class Gradient(_Function):
@@ -219,8 +255,6 @@ class Gradient(_Function):
     @staticmethod
     def forward(o: Options, *args: Any) -> tuple[Tensor, ...]:
         x, (dout, dlse, *saved) = Inputs(*args[:N_INPUTS]), args[N_INPUTS:]
-        if saved[0] is None:
-            saved = list(_passes.forward_saving(x, o)[2:])
         return _passes.backward(x, o, saved, dout, dlse)
 
     @staticmethod

@@ -34,8 +34,16 @@ class Inputs(NamedTuple):
     mask: Tensor | None = None
     q_segments: Tensor | None = None
     k_segments: Tensor | None = None
-    offset: Tensor | int = 0
+    offset: Tensor | int | None = None
     seed: Tensor | int | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether only q, k and v are given."""
+        return self[3:] == _NONE
+
+
+_NONE = (None,) * 7
 
 
 # --- tensors and arrays ---------------------------------------------------------------------------------------------
@@ -121,46 +129,76 @@ def check_segments(function: str, segments: Any) -> tuple[Tensor, Tensor]:
     return segments[0], segments[1]
 
 
-def check_arrays(function: str, x: Inputs) -> None:
-    """The shapes and dtypes of all that is given, by the rules of the NumPy functions."""
-    options: dict[str, Any] = {"bias": to_array(x.bias), "sinks": to_array(x.sinks), "mask": to_array(x.mask)}
-    if x.q_segments is not None:
-        options["segments"] = (to_array(x.q_segments), to_array(x.k_segments))
-    options["offset"] = to_array(x.offset) if isinstance(x.offset, Tensor) else x.offset
-    given = {name: value for name, value in options.items() if value is not None}
-    if len(given) == 1 and type(x.offset) is int and abs(x.offset) < 2**61:
-        given = {}
-    bind(function, to_array(x.q), to_array(x.k), to_array(x.v), given)
-
-
 # --- passes ---------------------------------------------------------------------------------------------------------
 
 
 def _operands(x: Inputs, o: Options) -> tuple[Operands, Options]:
-    segments = None if x.q_segments is None else (to_array(x.q_segments), to_array(x.k_segments))
-    offset = to_array(x.offset) if isinstance(x.offset, Tensor) else x.offset
-    q, k, v, bias, sinks, mask = map(to_array, x[:6])
+    if x.is_plain:
+        q, k, v = to_array(x.q), to_array(x.k), to_array(x.v)
+        return Operands(q, k, v, offset=k.shape[-2] - q.shape[-2]), o
+    q, k, v, bias, sinks, mask, q_segments, k_segments = map(to_array, x[:8])
+    segments = None if q_segments is None else (q_segments, k_segments)
+    offset: Any = x.offset
+    if offset is None:
+        offset = k.shape[-2] - q.shape[-2]
+    elif isinstance(offset, Tensor):
+        offset = to_array(offset)
     operands = Operands(q, k, v, bias, sinks, mask, segments, offset)
     return operands, o if x.seed is None else replace(o, seed=int(x.seed) % 2**64)
 
 
+def _checked(function: str, x: Inputs, o: Options) -> tuple[Operands, Options]:
+    """The operands, their shapes and dtypes checked by the rules of the NumPy functions."""
+    if x.is_plain:
+        return bind(function, to_array(x.q), to_array(x.k), to_array(x.v), {})[0], o
+    if min(x.q.ndim, x.k.ndim) < 2:
+        bind(function, to_array(x.q), to_array(x.k), to_array(x.v), {})
+    operands, o = _operands(x, o)
+    names = ("bias", "sinks", "mask", "segments", "offset")
+    bind(function, *operands[:3], dict(zip(names, operands[3:], strict=True)))
+    return operands, o
+
+
 def forward(x: Inputs, o: Options) -> tuple[Tensor, Tensor]:
-    """``out, lse``."""
-    out, lse = _kernels.forward(*_operands(x, o))
+    """``out, lse``; checks what it is given."""
+    out, lse = _kernels.forward(*_checked("attention", x, o))
     return to_tensor(out), to_tensor(lse)
 
 
 def forward_saving(x: Inputs, o: Options) -> tuple[Tensor, ...]:
-    """``out, lse``, and the three tensors that ``backward`` needs."""
-    out, lse, saved = _kernels.forward_saving(*_operands(x, o))
+    """``out, lse``, and the three tensors that ``backward`` needs; checks what it is given."""
+    out, lse, saved = _kernels.forward_saving(*_checked("attention", x, o))
     return to_tensor(out), to_tensor(lse), *map(to_tensor, saved)
 
 
+class Kept(NamedTuple):
+    """A forward pass as the kernels know it: what its backward pass reads, as arrays."""
+
+    operands: Operands
+    options: Options
+    saved: _kernels.Saved
+
+    def backward(self, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor, ...]:
+        """As the function ``backward``."""
+        return _given(_kernels.backward(*self, to_array(dout), to_array(dlse)))
+
+
+def forward_keeping(x: Inputs, o: Options) -> tuple[Tensor, Tensor, Kept]:
+    """``out, lse``, and all that the backward pass needs; checks what it is given."""
+    operands, o = _checked("attention", x, o)
+    out, lse, saved = _kernels.forward_saving(operands, o)
+    return to_tensor(out), to_tensor(lse), Kept(operands, o, saved)
+
+
 def backward(
-    x: Inputs, o: Options, saved: Sequence[Tensor], dout: Tensor | None, dlse: Tensor | None
+    x: Inputs, o: Options, saved: Sequence[Any], dout: Tensor | None, dlse: Tensor | None
 ) -> tuple[Tensor, ...]:
     """The gradients of the inputs that are given, of <dout, out> + <dlse, lse>."""
-    kept = _kernels.Saved(*(to_array(y.contiguous()) for y in saved))  # vmap may have given them other strides
+    if saved[0] is None:
+        saved = forward_saving(x, o)[2:]
+    kept = _kernels.Saved(*(y.numpy(force=True) for y in saved))
+    if not (kept.out.flags.c_contiguous and kept.top.flags.c_contiguous and kept.inverse.flags.c_contiguous):
+        kept = _kernels.Saved(*map(np.ascontiguousarray, kept))  # vmap may have expanded them
     return _given(_kernels.backward(*_operands(x, o), kept, to_array(dout), to_array(dlse)))
 
 
@@ -182,4 +220,4 @@ def backward_tangent(
 
 
 def _given(grads: Gradients) -> tuple[Tensor, ...]:
-    return tuple(to_tensor(g) for g in grads if g is not None)
+    return tuple([to_tensor(g) for g in grads if g is not None])
