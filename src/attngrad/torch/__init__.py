@@ -17,8 +17,9 @@ except ImportError as error:
 
 from attngrad.torch._attention import attention, scaled_dot_product_attention, sdpa
 from attngrad.torch._module import MultiheadAttention
+from attngrad.torch._weights import attention_weights
 
-__all__ = ["MultiheadAttention", "attention", "scaled_dot_product_attention", "sdpa"]
+__all__ = ["MultiheadAttention", "attention", "attention_weights", "scaled_dot_product_attention", "sdpa"]
 
 
 def __getattr__(name: str) -> Any:

@@ -235,7 +235,7 @@ class Direct(_Function):
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
         if dout is None and dlse is None:
-            return (None,) * (1 + ctx.arguments)
+            return (*_NOTHING, *_NOTHING, None)[: 1 + ctx.arguments]
         o, x, _ = Direct.kept(ctx)  # an error where an input was written to, or where the graph is gone
         arrays = ctx.kept_arrays
         if torch.is_grad_enabled() or transforms_active() or mapped_by_dispatcher((dout, dlse)):

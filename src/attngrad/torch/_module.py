@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from attngrad._options import fail
-from attngrad._philox import keep_mask
 from attngrad.torch import _passes
-from attngrad.torch._attention import scaled_dot_product_attention
+from attngrad.torch._attention import attention
+from attngrad.torch._weights import attention_weights
 
 _NAME = "MultiheadAttention"
 
@@ -60,13 +60,14 @@ class MultiheadAttention(nn.MultiheadAttention):
         else:
             is_causal = False
         mask, bias = _masks(attn_mask, key_padding_mask, q, k.shape[-2] - key.shape[1])
-        rate = self.dropout if self.training else 0.0
-        seed = torch.randint(2**63 - 1, ()) if rate > 0.0 else None
-        out, lse = scaled_dot_product_attention(q, k, v, mask, rate, is_causal, bias=bias, seed=seed, return_lse=True)
+        options: dict[str, Any] = {"causal": is_causal, "offset": 0, "mask": mask, "bias": bias}
+        if self.training and self.dropout > 0.0:
+            options |= {"dropout": self.dropout, "seed": torch.randint(2**63 - 1, ())}
+        out, lse = attention(q, k, v, **options, return_lse=True)
         out = functional.linear(out.transpose(1, 2).flatten(-2), self.out_proj.weight, self.out_proj.bias)
         weights = None
         if need_weights:
-            weights = _weights(q, k, lse, mask, bias, rate, seed)
+            weights = attention_weights(q, k, lse, **options)
             weights = weights.mean(dim=1) if average_attn_weights else weights
         if single:
             return out[0], None if weights is None else weights[0]
@@ -136,21 +137,3 @@ def _masks(
             x = x.to(q.dtype)
             bias = x if bias is None else bias + x
     return mask, bias
-
-
-def _weights(
-    q: Tensor, k: Tensor, lse: Tensor, mask: Tensor | None, bias: Tensor | None, rate: float, seed: Tensor | None
-) -> Tensor:
-    """(F4) with what dropout leaves of it, (N, Hq, T, S): differentiable, for lse is."""
-    wide = lse.dtype
-    scores = (q.to(wide) @ k.to(wide).transpose(-1, -2)) / q.shape[-1] ** 0.5
-    if bias is not None:
-        scores = scores + bias.to(wide)
-    if mask is not None:
-        scores = scores.masked_fill(~mask, -torch.inf)
-    lse = lse.masked_fill(lse == -torch.inf, 0.0)  # of a query that sees nothing: all its scores are -inf
-    weights: Tensor = (scores - lse[..., None]).exp()
-    if seed is not None:
-        keep = torch.from_numpy(keep_mask(tuple(weights.shape), rate, int(seed)))
-        weights = weights * keep / (1.0 - rate)
-    return weights.to(q.dtype)

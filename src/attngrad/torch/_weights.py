@@ -1,0 +1,65 @@
+"""The dense A, on request: T x S numbers a head, differentiable."""
+
+from __future__ import annotations
+
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor
+
+from attngrad._dense import visibility
+from attngrad._options import Operands, OptionArguments, Options, reject_unknown
+from attngrad._philox import keep_mask
+from attngrad.reference import SoftCap
+from attngrad.torch import _passes
+from attngrad.torch._attention import attention
+
+
+def attention_weights(q: Tensor, k: Tensor, lse: Tensor | None = None, **options: Unpack[OptionArguments]) -> Tensor:
+    """What multiplies v, ``(..., Hq, T, S)``: A, and where dropout is given, A o M.
+
+    ::
+
+        p = exp(scores - lse) o M
+
+    ``lse`` is that of ``attention(..., return_lse=True)``; without it that pass runs again. Gradients reach q, k, bias
+    and sinks. It is made by PyTorch's own operations, so that derivatives go on to any order that lse has.
+
+    >>> attention_weights(torch.zeros(2, 1), torch.zeros(2, 1), causal=True)
+    tensor([[1.0000, 0.0000],
+            [0.5000, 0.5000]])
+    """
+    name = "attention_weights"
+    reject_unknown(name, options)
+    get: Any = options.get
+    if lse is None:
+        plain: Any = {key: x for key, x in options.items() if key not in ("dropout", "seed")}
+        _, lse = attention(q, k, k, **plain | {"return_lse": True})
+    wide = _passes.wide_dtype(q.dtype)
+    o = _passes.settings(
+        name, q.shape[-1], get("scale"), get("causal", False), get("window"), get("softcap"), get("dropout", 0.0)
+    )
+    x = Operands(q, k, k, get("bias"), get("sinks"), get("mask"), get("segments"), _offset(q, k, get("offset")))
+    if x.group > 1:
+        k = k.repeat_interleave(x.group, dim=-3)
+    scores: Tensor = SoftCap(o.softcap).value(o.scale * (q.to(wide) @ k.to(wide).mT))
+    if x.bias is not None:
+        scores = scores + x.bias.to(wide)
+    if _masks(x, o):
+        scores = scores.masked_fill(~visibility(x, o), -torch.inf)
+    lse = lse.masked_fill(lse == -torch.inf, 0.0)  # of a query that sees nothing: all its scores are -inf
+    weights = (scores - lse[..., None]).exp()
+    if o.dropout > 0.0:
+        seed = int(_passes.check_seed(name, o.dropout, get("seed"))) % 2**64
+        keep = torch.from_numpy(keep_mask(tuple(weights.shape), o.dropout, seed))
+        weights = weights * keep / (1.0 - o.dropout)
+    return weights.to(q.dtype)
+
+
+def _offset(q: Tensor, k: Tensor, offset: Any) -> Any:
+    return k.shape[-2] - q.shape[-2] if offset is None else offset
+
+
+def _masks(x: Operands, o: Options) -> bool:
+    """Whether any score may be masked; -inf in the bias masks by itself."""
+    return o.causal or o.window is not None or x.mask is not None or x.segments is not None
