@@ -1,0 +1,327 @@
+"""The JAX bridge: every derivative under every transformation."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.test_util import check_grads
+
+import attngrad
+import attngrad.jax as bridge
+import jax_dense
+from attngrad import _kernels
+from attngrad.testing import relative_error
+from cases import EVERYTHING, SINGLES, Case, Shape, label, make
+
+SMALL = Shape((2,), 2, 1, 2, 3, 2, 1)
+GRID = [*SINGLES, EVERYTHING, ("causal", "bias", "sinks")]
+
+
+@pytest.fixture(autouse=True)
+def _double_precision():
+    with jax.enable_x64(True):
+        yield
+
+
+def grid(test):
+    return pytest.mark.parametrize("names", GRID, ids=label)(test)
+
+
+def problem(case: Case):
+    """The differentiable inputs, and attention as a function of them, ours and dense."""
+    options = dict(case.options)
+    names = ["q", "k", "v", *(name for name in ("bias", "sinks") if name in options)]
+    inputs = tuple(jnp.asarray(x) for x in (*case.qkv, *(options.pop(name) for name in names[3:])))
+    fixed = {name: jnp.asarray(x) if isinstance(x, np.ndarray) else x for name, x in options.items()}
+    if "segments" in fixed:
+        fixed["segments"] = tuple(jnp.asarray(ids) for ids in fixed["segments"])
+
+    def ours(q, k, v, *rest):
+        out, lse = bridge.attention(q, k, v, **dict(zip(names[3:], rest, strict=True)), **fixed, return_lse=True)
+        return out, jnp.where(lse == -jnp.inf, 0.0, lse)
+
+    def dense(q, k, v, *rest):
+        return jax_dense.attention(q, k, v, **dict(zip(names[3:], rest, strict=True)), **fixed)
+
+    return ours, dense, inputs
+
+
+def finite(case: Case) -> Case:
+    """No -inf in the bias: check_grads perturbs every entry."""
+    if case.options.get("bias") is not None:
+        bias = case.options["bias"]
+        case.options["bias"] = np.where(np.isinf(bias), 0.0, bias)
+    return case
+
+
+def close(actual, expected, bound=1e-11):
+    actual, expected = jax.tree.leaves(actual), jax.tree.leaves(expected)
+    assert len(actual) == len(expected) > 0
+    for a, b in zip(actual, expected, strict=True):
+        assert a.dtype == b.dtype
+        assert relative_error(np.asarray(a), np.asarray(b)) < bound
+
+
+def directions(values, seed=1):
+    rng = np.random.default_rng(seed)
+    return tuple(jnp.asarray(rng.standard_normal(x.shape)) for x in values)
+
+
+@grid
+def test_check_grads_of_order_two_in_reverse_and_one_in_forward_mode(names):
+    ours, _, inputs = problem(finite(make(names, SMALL)))
+    check_grads(ours, inputs, order=2, modes=["rev"])
+    check_grads(ours, inputs, order=1, modes=["fwd"])
+
+
+@grid
+def test_every_second_derivative_equals_that_of_a_dense_attention(names):
+    ours, dense, inputs = problem(make(names))
+    t, u = directions(inputs), directions(inputs, 2)
+    every = tuple(range(len(inputs)))
+
+    def transforms(f):
+        def loss(*x):
+            out, lse = f(*x)
+            return (jnp.sin(out) * out).sum() + jnp.cos(lse).sum()
+
+        def slope(*x):  # <grad, u>
+            return sum((g * c).sum() for g, c in zip(jax.grad(loss, every)(*x), u, strict=True))
+
+        def run(*x):
+            out, pullback = jax.vjp(f, *x)
+            return {
+                "value": out,
+                "jvp": jax.jvp(f, x, t)[1],
+                "vjp": pullback(directions(out)),
+                "forward over reverse": jax.jvp(jax.grad(loss, every), x, t)[1],
+                "reverse over reverse": jax.grad(slope, every)(*x),
+                "reverse over forward": jax.grad(lambda *x: jax.jvp(loss, x, t)[1], every)(*x),
+            }
+
+        return run
+
+    expected = jax.jit(transforms(dense))(*inputs)
+    actual = jax.jit(transforms(ours))(*inputs)
+    for name in expected:
+        close(actual[name], expected[name])
+    if names in ((), EVERYTHING):  # and without jit
+        close(transforms(ours)(*inputs), expected)
+
+
+def test_check_grads_notices_a_wrong_gradient(monkeypatch):
+    right = _kernels.backward
+
+    def wrong(*args):
+        grads = right(*args)
+        return grads._replace(k=grads.k * 1.01)
+
+    monkeypatch.setattr(_kernels, "backward", wrong)
+    ours, _, inputs = problem(make((), SMALL))
+    with pytest.raises(AssertionError):
+        check_grads(ours, inputs, order=1, modes=["rev"])
+
+
+@pytest.mark.parametrize("names", [*SINGLES, EVERYTHING], ids=label)
+def test_vmap_of_every_pass_equals_a_loop(names):
+    ours, _, inputs = problem(make(names, Shape((2,), 4, 2, 2, 3, 2, 3)))
+    mapped = tuple(jnp.stack([x, x * 0.5 + 0.1, x - 0.2]) for x in inputs)
+
+    @jax.jit
+    def passes(*x):
+        t = tuple(jnp.where(jnp.isinf(y), 0.0, y) * 0.3 + 0.1 for y in x)
+        out, out_dot = jax.jvp(ours, x, t)
+        grads = jax.vjp(ours, *x)[1](out)
+        grads_dot = jax.jvp(lambda *x: jax.vjp(ours, *x)[1](out), x, t)[1]
+        return out, out_dot, grads, grads_dot
+
+    def loop(samples):
+        return jax.tree.map(lambda *parts: jnp.stack(parts), *(passes(*x) for x in samples))
+
+    close(jax.vmap(passes)(*mapped), loop(zip(*mapped, strict=True)), 1e-13)
+    # One input mapped, along another axis than the first; the others shared.
+    moved = (inputs[0], jnp.moveaxis(mapped[1], 0, 2), *inputs[2:])
+    dims = (None, 2, *(None,) * (len(inputs) - 2))
+    close(jax.vmap(passes, dims)(*moved), loop((inputs[0], k, *inputs[2:]) for k in mapped[1]), 1e-13)
+
+
+def test_vmap_over_masks_offsets_segments_and_seeds():
+    q, k, v = (jnp.asarray(x) for x in make(()).qkv)
+    rng = np.random.default_rng(0)
+    cases = {
+        "mask": (jnp.asarray(rng.random((3, 3, 5)) > 0.4), lambda m: {"mask": m}),
+        "offset": (jnp.asarray([[0, 1], [2, 1], [3, 0]]), lambda n: {"offset": n, "causal": True}),
+        "segments": (jnp.asarray(rng.integers(0, 2, (3, 5))), lambda n: {"segments": (n[:3], n)}),
+        "seed": (jnp.asarray([1, 2, 3]), lambda n: {"seed": n, "dropout": 0.5}),
+    }
+    for values, options in cases.values():
+        expected = jnp.stack([bridge.attention(q, k, v, **options(x)) for x in values])
+        close(jax.vmap(lambda x, options=options: bridge.attention(q, k, v, **options(x)))(values), expected)
+    a, b = (bridge.attention(q, k, v, dropout=0.5, seed=seed) for seed in (7, jnp.asarray(7)))
+    assert jnp.array_equal(a, b)
+
+
+def test_hessians_by_vmap_of_every_mode():
+    ours, dense, inputs = problem(make(("causal", "bias of a head", "softcap"), SMALL))
+    every = tuple(range(len(inputs)))
+
+    def loss(f):
+        return lambda *x: sum(jnp.sin(y).sum() for y in f(*x))
+
+    expected = jax.hessian(loss(dense), every)(*inputs)
+    for outer, inner in ((jax.jacfwd, jax.jacrev), (jax.jacrev, jax.jacrev), (jax.jacrev, jax.jacfwd)):
+        close(jax.jit(outer(inner(loss(ours), every), every))(*inputs), expected)
+
+
+# --- beyond second order --------------------------------------------------------------------------------------------
+
+
+def third(f):
+    for _ in range(2):
+        f = (lambda g: lambda x: jnp.sin(jax.grad(g)(x)).sum())(f)
+    return jax.grad(f)
+
+
+@pytest.mark.parametrize("compile_", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_third_order_and_forward_over_forward_are_errors_that_name_the_reference(compile_):
+    q, k, v = (jnp.asarray(x) for x in make((), SMALL).qkv)
+
+    def loss(x):
+        return jnp.sin(bridge.attention(x, k, v, softcap=1.3)).sum()
+
+    with pytest.raises(NotImplementedError, match=r"third derivative is not available.*attngrad\.reference"):
+        compile_(third(loss))(q)
+    with pytest.raises(NotImplementedError, match=r"forward mode over forward mode is .*attngrad\.reference"):
+        compile_(jax.jacfwd(jax.jacfwd(loss)))(q)
+
+
+def test_the_reference_has_the_third_order():
+    case = make(("masked rows", "softcap"), SMALL)
+    q, k, v = (jnp.asarray(x) for x in case.qkv)
+    options = {"mask": jnp.asarray(case.options["mask"]), "softcap": 1.3}
+    by_reference = third(lambda x: jnp.sin(attngrad.reference.attention(x, k, v, **options)).sum())(q)
+    by_dense = third(lambda x: jnp.sin(jax_dense.attention(x, k, v, **options)[0]).sum())(q)
+    close(by_reference, by_dense)
+
+
+# --- arrays as they come --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16, jnp.bfloat16], ids=lambda dtype: dtype.__name__)
+@pytest.mark.parametrize("x64", [True, False])
+def test_every_dtype_gives_what_the_numpy_functions_give(dtype, x64):
+    with jax.enable_x64(x64):
+        rng = np.random.default_rng(0)
+        q, k, v, dout = (jnp.asarray(rng.standard_normal((2, 3, 5, 4)), dtype) for _ in range(4))
+        bias = jnp.asarray(rng.standard_normal((3, 1, 5)), dtype)
+
+        @jax.jit
+        def both(q, k, v, bias, dout):
+            f = lambda *x: bridge.attention(*x[:3], bias=x[3], causal=True, return_lse=True)
+            (out, lse), pullback = jax.vjp(f, q, k, v, bias)
+            return out, lse, *pullback((dout, jnp.ones_like(lse)))
+
+        actual = both(q, k, v, bias, dout)
+        arrays = [np.asarray(x) for x in (q, k, v, bias)]
+        (out, lse), pullback = attngrad.vjp(*arrays[:3], bias=arrays[3], causal=True, return_lse=True)
+        expected = (out, lse, *pullback(np.asarray(dout), np.ones_like(lse))[:4])
+        for a, b in zip(actual, expected, strict=True):
+            assert a.dtype == b.dtype
+            assert np.array_equal(np.asarray(a), b)
+        dots = jax.jvp(lambda q: bridge.attention(q, k, v, return_lse=True), (q,), (dout,))[1]
+        assert [x.dtype for x in dots] == [out.dtype, lse.dtype]
+
+
+def test_nothing_is_copied_on_the_way_in(monkeypatch):
+    seen = []
+    forward = _kernels.forward
+    monkeypatch.setattr(_kernels, "forward", lambda x, o: seen.append(x) or forward(x, o))
+    q = jnp.asarray(np.random.default_rng(0).standard_normal((4, 8, 64, 32)))
+    bridge.attention(q, q, q)
+    assert seen[-1].q.ctypes.data == q.unsafe_buffer_pointer()
+    jax.block_until_ready(jax.jit(lambda q: bridge.attention(q, q, q))(q))
+    assert seen[-1].q.ctypes.data == q.unsafe_buffer_pointer()
+
+
+def test_a_forward_pass_alone_saves_nothing(monkeypatch):
+    monkeypatch.setattr(_kernels, "forward_saving", None)
+    q = jnp.ones((2, 3, 4))
+    jax.block_until_ready(jax.jit(lambda q: bridge.attention(q, q, q))(q))
+
+
+def test_layouts_and_the_signature_of_jax_nn():
+    rng = np.random.default_rng(0)
+    q, k, v = (jnp.asarray(rng.standard_normal((2, n, h, 4))) for n, h in ((5, 4), (7, 2), (7, 2)))
+    out, lse = bridge.attention(q, k, v, layout="BTNH", return_lse=True, causal=True)
+    ours = [jnp.swapaxes(x, 1, 2) for x in (q, k, v)]
+    expected, expected_lse = bridge.attention(*ours, return_lse=True, causal=True)
+    assert jnp.array_equal(jnp.swapaxes(out, 1, 2), expected)
+    assert jnp.array_equal(lse, expected_lse)
+
+    bias, mask = (
+        jnp.asarray(rng.standard_normal((1, 4, 5, 7))),
+        jnp.asarray(rng.random((2, 1, 5, 7)) > 0.2).at[..., 0].set(True),
+    )
+    lengths = jnp.asarray([3, 6])
+    for options in ({}, {"is_causal": True, "scale": 0.3}, {"bias": bias, "mask": mask}, {"local_window_size": (3, 1)},
+                    {"local_window_size": 2}, {"key_value_seq_lengths": lengths}, {"bias": bias, "is_causal": True, "mask": mask}):  # fmt: skip
+        close(bridge.dot_product_attention(q, k, v, **options), jax.nn.dot_product_attention(q, k, v, **options), 1e-9)
+        close(bridge.dot_product_attention(q[0], k[0], v[0], **{n: x for n, x in options.items() if n in ("scale", "is_causal")}),
+              jax.nn.dot_product_attention(q[0], k[0], v[0], **{n: x for n, x in options.items() if n in ("scale", "is_causal")}), 1e-9)  # fmt: skip
+    out = bridge.dot_product_attention(q, k, v, query_seq_lengths=jnp.asarray([2, 5]))
+    assert not out[0, 2:].any()
+
+
+def test_a_call_inside_scan_remat_and_a_transposed_map():
+    q = jnp.asarray(np.random.default_rng(0).standard_normal((2, 3, 4)))
+
+    def layer(x, _):
+        return x + bridge.attention(x, x, x, causal=True), None
+
+    def loss(x, wrap):
+        return jax.lax.scan(wrap(layer), x, None, length=3)[0].sum()
+
+    expected = jax.grad(lambda x: sum((x := layer(x, None)[0]).sum() * (i == 2) for i in range(3)))(q)
+    for wrap in (lambda f: f, jax.checkpoint):
+        close(jax.jit(jax.grad(loss), static_argnums=1)(q, wrap), expected)
+
+
+def test_empty_and_two_axis_inputs():
+    for shape in ((0, 2, 3, 4), (2, 0, 3, 4), (2, 2, 0, 4)):
+        grads = jax.jit(jax.grad(lambda q: bridge.attention(q, q, q).sum()))(jnp.ones(shape))
+        assert grads.shape == shape
+    q = jnp.ones((3, 4))
+    out, lse = jax.jit(lambda q: bridge.attention(q, q, q, return_lse=True, sinks=jnp.zeros(1)))(q)
+    assert out.shape == (3, 4)
+    assert lse.shape == (3,)
+
+
+Q = np.zeros((2, 3, 4), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "options"),
+    [
+        (TypeError, "q must be an array of JAX or NumPy", {"q": [1.0]}),
+        (TypeError, "must have dtype float64", {"q": Q.astype(int), "k": Q.astype(int), "v": Q.astype(int)}),
+        (TypeError, "k must have the dtype of q", {"k": Q.astype(np.float16)}),
+        (ValueError, "k must have 4 features", {"k": Q[..., :2]}),
+        (TypeError, "Did you mean 'causal'", {"casual": True}),
+        (ValueError, "seed must be given", {"dropout": 0.5}),
+        (TypeError, "seed must be an integer", {"dropout": 0.5, "seed": Q}),
+        (TypeError, "segments must be a pair", {"segments": 1}),
+        (TypeError, "mask must be boolean", {"mask": Q[0, :, :3]}),
+        (ValueError, "sinks must have shape", {"sinks": Q[0, 0]}),
+        (TypeError, "offset must have an integer dtype", {"offset": Q}),
+        (ValueError, "layout must be one of", {"layout": "TBH"}),
+        (TypeError, "return_lse must be True or False", {"return_lse": 1}),
+    ],
+)
+def test_a_mistake_is_told_what_it_is(kind, message, options):
+    arguments = {"q": Q, "k": Q, "v": Q} | options
+    with pytest.raises(kind, match=message):
+        bridge.attention(**arguments)
+    with pytest.raises(kind, match=message):
+        jax.eval_shape(lambda: bridge.attention(**arguments))
