@@ -19,6 +19,14 @@ SMALL = Shape((2,), 2, 1, 2, 3, 2, 1)
 GRID = [*SINGLES, EVERYTHING, ("causal", "bias", "sinks")]
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _compile_quickly():
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
 @pytest.fixture(autouse=True)
 def _double_precision():
     with jax.enable_x64(True):
@@ -79,36 +87,41 @@ def test_check_grads_of_order_two_in_reverse_and_one_in_forward_mode(names):
 @grid
 def test_every_second_derivative_equals_that_of_a_dense_attention(names):
     ours, dense, inputs = problem(make(names))
-    t, u = directions(inputs), directions(inputs, 2)
+    t = directions(inputs)
     every = tuple(range(len(inputs)))
 
-    def transforms(f):
+    def derivatives(f):
+        """First derivatives, the loss, and the Hessian of the loss along t, forward over reverse."""
+
         def loss(*x):
             out, lse = f(*x)
             return (jnp.sin(out) * out).sum() + jnp.cos(lse).sum()
 
-        def slope(*x):  # <grad, u>
-            return sum((g * c).sum() for g, c in zip(jax.grad(loss, every)(*x), u, strict=True))
-
         def run(*x):
             out, pullback = jax.vjp(f, *x)
-            return {
-                "value": out,
-                "jvp": jax.jvp(f, x, t)[1],
-                "vjp": pullback(directions(out)),
-                "forward over reverse": jax.jvp(jax.grad(loss, every), x, t)[1],
-                "reverse over reverse": jax.grad(slope, every)(*x),
-                "reverse over forward": jax.grad(lambda *x: jax.jvp(loss, x, t)[1], every)(*x),
-            }
+            return (
+                {"value": out, "jvp": jax.jvp(f, x, t)[1], "vjp": pullback(directions(out))},
+                jax.jvp(jax.grad(loss, every), x, t)[1],
+            )
 
-        return run
+        return loss, run
 
-    expected = jax.jit(transforms(dense))(*inputs)
-    actual = jax.jit(transforms(ours))(*inputs)
-    for name in expected:
-        close(actual[name], expected[name])
-    if names in ((), EVERYTHING):  # and without jit
-        close(transforms(ours)(*inputs), expected)
+    loss, run = derivatives(ours)
+
+    def others(*x):
+        slope = lambda *x: sum((g * c).sum() for g, c in zip(jax.grad(loss, every)(*x), t, strict=True))  # noqa: E731
+        return {
+            "reverse over reverse": jax.grad(slope, every)(*x),
+            "reverse over forward": jax.grad(lambda *x: jax.jvp(loss, x, t)[1], every)(*x),
+        }
+
+    expected, hessian = jax.jit(derivatives(dense)[1])(*inputs)
+    for wrap in (jax.jit, lambda f: f) if names in ((), EVERYTHING) else (jax.jit,):
+        actual, forward_over_reverse = wrap(run)(*inputs)
+        close(actual, expected)
+        close(forward_over_reverse, hessian)
+        for found in wrap(others)(*inputs).values():
+            close(found, hessian)
 
 
 def test_check_grads_notices_a_wrong_gradient(monkeypatch):
@@ -170,7 +183,7 @@ def test_hessians_by_vmap_of_every_mode():
     def loss(f):
         return lambda *x: sum(jnp.sin(y).sum() for y in f(*x))
 
-    expected = jax.hessian(loss(dense), every)(*inputs)
+    expected = jax.jit(jax.hessian(loss(dense), every))(*inputs)
     for outer, inner in ((jax.jacfwd, jax.jacrev), (jax.jacrev, jax.jacrev), (jax.jacrev, jax.jacfwd)):
         close(jax.jit(outer(inner(loss(ours), every), every))(*inputs), expected)
 
@@ -201,8 +214,8 @@ def test_the_reference_has_the_third_order():
     case = make(("masked rows", "softcap"), SMALL)
     q, k, v = (jnp.asarray(x) for x in case.qkv)
     options = {"mask": jnp.asarray(case.options["mask"]), "softcap": 1.3}
-    by_reference = third(lambda x: jnp.sin(attngrad.reference.attention(x, k, v, **options)).sum())(q)
-    by_dense = third(lambda x: jnp.sin(jax_dense.attention(x, k, v, **options)[0]).sum())(q)
+    by_reference = jax.jit(third(lambda x: jnp.sin(attngrad.reference.attention(x, k, v, **options)).sum()))(q)
+    by_dense = jax.jit(third(lambda x: jnp.sin(jax_dense.attention(x, k, v, **options)[0]).sum()))(q)
     close(by_reference, by_dense)
 
 
@@ -219,7 +232,9 @@ def test_every_dtype_gives_what_the_numpy_functions_give(dtype, x64):
 
         @jax.jit
         def both(q, k, v, bias, dout):
-            f = lambda *x: bridge.attention(*x[:3], bias=x[3], causal=True, return_lse=True)
+            def f(q, k, v, bias):
+                return bridge.attention(q, k, v, bias=bias, causal=True, return_lse=True)
+
             (out, lse), pullback = jax.vjp(f, q, k, v, bias)
             return out, lse, *pullback((dout, jnp.ones_like(lse)))
 
@@ -264,12 +279,20 @@ def test_layouts_and_the_signature_of_jax_nn():
         jnp.asarray(rng.standard_normal((1, 4, 5, 7))),
         jnp.asarray(rng.random((2, 1, 5, 7)) > 0.2).at[..., 0].set(True),
     )
-    lengths = jnp.asarray([3, 6])
-    for options in ({}, {"is_causal": True, "scale": 0.3}, {"bias": bias, "mask": mask}, {"local_window_size": (3, 1)},
-                    {"local_window_size": 2}, {"key_value_seq_lengths": lengths}, {"bias": bias, "is_causal": True, "mask": mask}):  # fmt: skip
-        close(bridge.dot_product_attention(q, k, v, **options), jax.nn.dot_product_attention(q, k, v, **options), 1e-9)
-        close(bridge.dot_product_attention(q[0], k[0], v[0], **{n: x for n, x in options.items() if n in ("scale", "is_causal")}),
-              jax.nn.dot_product_attention(q[0], k[0], v[0], **{n: x for n, x in options.items() if n in ("scale", "is_causal")}), 1e-9)  # fmt: skip
+    cases = (
+        {},
+        {"is_causal": True, "scale": 0.3},
+        {"bias": bias, "mask": mask},
+        {"bias": bias, "mask": mask, "is_causal": True},
+        {"local_window_size": (3, 1)},
+        {"local_window_size": 2},
+        {"key_value_seq_lengths": jnp.asarray([3, 6], jnp.int32)},
+    )
+    for options in cases:
+        theirs = jax.nn.dot_product_attention(q, k, v, **options)
+        close(bridge.dot_product_attention(q, k, v, **options), theirs, 1e-6)  # theirs computes in float32
+    single = bridge.dot_product_attention(q[0], k[0], v[0], is_causal=True)
+    close(single, jax.nn.dot_product_attention(q[0], k[0], v[0], is_causal=True), 1e-6)
     out = bridge.dot_product_attention(q, k, v, query_seq_lengths=jnp.asarray([2, 5]))
     assert not out[0, 2:].any()
 

@@ -64,8 +64,9 @@ def _call(function: str, q: Array, k: Array, v: Array, options: Any) -> tuple[Ar
     segments = options.get("segments")
     arrays = {name: _array(function, name, options[name]) for name in ("bias", "sinks", "mask") if name in options}
     if isinstance(segments, (tuple, list)) and len(segments) == 2:
-        names = ("q_segments", "k_segments")
-        arrays |= {name: _array(function, name, x) for name, x in zip(names, segments, strict=True)}
+        arrays |= {
+            f"{side}_segments": _array(function, f"{side}_segments", x) for side, x in zip("qk", segments, strict=True)
+        }
     arrays |= {name: jnp.asarray(options[name]) for name in ("offset", "seed") if _is_array(options.get(name))}
 
     # The checks read shapes and dtypes; arrays of one zero that have them stand in for what may be a tracer.
@@ -116,12 +117,12 @@ def dot_product_attention(
     query_seq_lengths: Array | None = None,
     key_value_seq_lengths: Array | None = None,
     local_window_size: int | tuple[int, int] | None = None,
-    **options: Unpack[OptionArguments],
+    **options: Any,
 ) -> Any:
     """``jax.nn.dot_product_attention``, by ``attention``: ``(B, T, N, H)``, or ``(T, N, H)`` without a batch.
 
-    ``is_causal`` aligns top-left, as there. A query that may see nothing gives 0. Our options ``softcap, sinks, dropout,
-    seed, segments, return_lse`` may be added.
+    ``is_causal`` aligns top-left, as there. A query that may see nothing gives 0. Our options ``softcap, sinks,
+    dropout, seed, segments, return_lse`` may be added.
 
     >>> x = jnp.ones((1, 3, 2, 4))
     >>> dot_product_attention(x, x, x, is_causal=True).shape

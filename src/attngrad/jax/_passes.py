@@ -1,4 +1,4 @@
-"""The passes of the kernels over NumPy arrays, as the primitives hand them over: a flat list, and what each entry is."""
+"""The passes of the kernels over NumPy arrays, as the primitives hand them over: a flat list."""
 
 from __future__ import annotations
 

@@ -10,15 +10,15 @@ hvp            the tangent of the VJP of c along t               t: hvp (the Hes
 second         the second tangent of out, lse along t and s      t, s: hvp
 =============  ================================================  ====================================
 
-The JVP of attention is tangent; of gradient, hvp (and gradient again, for it is linear); of tangent, second (and tangent).
-No kernel computes second, but reverse over forward mode never runs it: it only transposes it, into hvp. What would run it,
-forward over forward mode, and what would differentiate hvp, the third order, is an error that names the reference.
+The JVP of attention is tangent; of gradient, hvp (and gradient again, for it is linear); of tangent, second (and
+tangent). No kernel computes second, but reverse over forward mode never runs it: it only transposes it, into hvp. What
+would run it, forward over forward mode, and what would differentiate hvp, the third order, is an error that names the
+reference.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NoReturn
 
 import jax
@@ -29,9 +29,11 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from attngrad.jax import _passes
+from attngrad.jax._ffi import lowering
 from attngrad.jax._passes import SAVED, Call, lse_dtype
 
 Values = Sequence[Any]
+_is_undefined: Callable[[Any], bool] = ad.is_undefined_primal
 
 
 def refuse(what: str) -> NoReturn:
@@ -71,9 +73,9 @@ def _zeros(values: Values) -> list[Any]:
 
 
 def _added(a: Values | None, b: Values | None, like: Values) -> list[Any]:
-    if a is None or b is None:
-        return list(_zeros(like) if a is b is None else (a if b is None else b))
-    return [x + y for x, y in zip(a, b, strict=True)]
+    if a is None:
+        return _zeros(like) if b is None else list(b)
+    return list(a) if b is None else [x + y for x, y in zip(a, b, strict=True)]
 
 
 def _picked(wanted: Values, names: tuple[str, ...], values: Values) -> list[Any]:
@@ -85,9 +87,9 @@ def _picked(wanted: Values, names: tuple[str, ...], values: Values) -> list[Any]
 # --- the primitives -------------------------------------------------------------------------------------------------
 
 
-def _primitive(name: str, run: Callable[..., Any], shapes: Callable[..., Any], kinds: Callable[..., Any]) -> Primitive:
-    """A primitive that ``run`` computes, from NumPy arrays to NumPy arrays; ``kinds`` tell vmap what each argument is."""
-    primitive = Primitive(f"attngrad_{name}")
+def _primitive(name: str, run: Callable[..., Any], shapes: Callable[..., Any], kinds: Callable[..., Any]) -> Any:
+    """A primitive that ``run`` computes, NumPy arrays in and out; ``kinds`` tells vmap what each argument is."""
+    primitive: Any = Primitive(f"attngrad_{name}")
     primitive.multiple_results = True
 
     def implementation(*arrays: Any, **params: Any) -> list[Any]:
@@ -96,17 +98,10 @@ def _primitive(name: str, run: Callable[..., Any], shapes: Callable[..., Any], k
                 _refuse_device()
         return [jnp.asarray(result) for result in run(*map(np.asarray, arrays), **params)]
 
-    def lowering(ctx: Any, *operands: Any, **params: Any) -> Any:
-        callback = partial(run, **params)
-        results, _, _ = mlir.emit_python_callback(
-            ctx, callback, None, list(operands), ctx.avals_in, ctx.avals_out, has_side_effect=False
-        )
-        return results
-
     primitive.def_impl(implementation)
     primitive.def_abstract_eval(shapes)
     mlir.register_lowering(primitive, lambda *_, **__: _refuse_device())
-    mlir.register_lowering(primitive, lowering, platform="cpu")
+    mlir.register_lowering(primitive, lowering(name), platform="cpu")
     batching.primitive_batchers[primitive] = lambda args, dims, **params: _batched(primitive, kinds, args, dims, params)
     return primitive
 
@@ -220,7 +215,7 @@ def _tangent_transpose(cts: Values, *args: Any, call: Call, tangents: tuple[str,
     found = _picked(tangents, call.differentiable, grads)
     return [
         *(None for _ in (*x, *saved)),
-        *(g if ad.is_undefined_primal(a) else None for g, a in zip(found, t, strict=True)),
+        *(g if _is_undefined(a) else None for g, a in zip(found, t, strict=True)),
     ]
 
 
@@ -240,7 +235,7 @@ def _hvp_transpose(
     names, u = _nonzero(call.differentiable, cts)
     if not names:
         return [None] * len(args)
-    if any(ad.is_undefined_primal(a) for a in c):
+    if any(_is_undefined(a) for a in c):
         dots = second_p.bind(*x, *t, *u, call=call, first=tangents, second=names)
         return [*(None for _ in (*x, *t)), *_picked(cotangents, ("dout", "dlse"), dots)]
     grads_dot = hvp_p.bind(*x, *u, *c, call=call, tangents=names, cotangents=cotangents)
@@ -254,7 +249,7 @@ def _second_transpose(
     names, c = _nonzero(("dout", "dlse"), cts)
     if not names:
         return [None] * len(args)
-    if any(ad.is_undefined_primal(a) for a in t):
+    if any(_is_undefined(a) for a in t):
         grads_dot = hvp_p.bind(*x, *s, *c, call=call, tangents=second, cotangents=names)
         return [*(None for _ in x), *_picked(first, call.differentiable, grads_dot), *(None for _ in s)]
     grads_dot = hvp_p.bind(*x, *t, *c, call=call, tangents=first, cotangents=names)
@@ -276,7 +271,7 @@ ad.primitive_transposes[second_p] = _second_transpose
 
 
 def _batched(
-    primitive: Primitive, kinds: Callable[..., Any], args: Values, dims: Values, params: dict[str, Any]
+    primitive: Any, kinds: Callable[..., Any], args: Values, dims: Values, params: dict[str, Any]
 ) -> tuple[Values, Values]:
     """The mapped axis becomes the first of the leading axes, over which the kernels loop in any case.
 
@@ -299,8 +294,8 @@ def _batched(
         folded = [_fold(x, m, name, axes, size) for x, m, name in zip(args, mapped, names, strict=True)]
         outputs = primitive.bind(*folded, **params)
         if primitive in (gradient_p, hvp_p) and "bias" in call.names:
-            bias, is_mapped = (values[call.names.index("bias")] for values in (args, mapped))
-            shape = (size, *bias.shape[is_mapped:])
+            place = call.names.index("bias")
+            shape = (size, *args[place].shape[mapped[place] :])
             at = call.differentiable.index("bias")
             outputs = [x.reshape(shape) if i == at else x for i, x in enumerate(outputs)]
     return outputs, [0] * len(outputs)
