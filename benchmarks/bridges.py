@@ -32,7 +32,7 @@ from attngrad.bench import machine
 
 SHAPES = ((1, 1, 4, 8), (32, 4, 10, 32), (4, 8, 128, 64))
 BOUNDS = {"attngrad.torch": 60.0, "attngrad.torch sdpa": 60.0, "attngrad.jax": 150.0}  # microseconds over NumPy
-ROUNDS = 25
+ROUNDS = 150
 
 
 def contenders(shape: tuple[int, ...]) -> dict[str, Callable[[], Any]]:
@@ -78,13 +78,13 @@ def verify(runs: dict[str, Callable[[], Any]]) -> None:
 
 
 def measure(runs: dict[str, Callable[[], Any]]) -> dict[str, tuple[float, float]]:
-    """Median and best of the microseconds a call, samples of at least 10 ms taken in turn."""
+    """Median and best of the microseconds a call, samples of some 2 ms taken in turn."""
     loops = {}
     for name, run in runs.items():
         start = time.perf_counter()
         for _ in range(20):
             run()
-        loops[name] = max(1, round(0.01 / ((time.perf_counter() - start) / 20)))
+        loops[name] = max(1, round(0.002 / ((time.perf_counter() - start) / 20)))
     samples: dict[str, list[float]] = {name: [] for name in runs}
     gc.disable()
     for _ in range(ROUNDS):

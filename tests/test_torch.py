@@ -359,7 +359,7 @@ def test_what_was_kept_goes_when_the_graph_goes_and_stays_when_it_stays():
     q = torch.randn(2, 3, 4, requires_grad=True)
     out = bridge.attention(q, q, q, mask=torch.ones(3, 3, dtype=torch.bool), causal=True)
     node = out.grad_fn
-    kept = weakref.ref(node.kept_arrays.saved.out)
+    kept = weakref.ref(node.arrays.saved.out)
     (first,) = torch.autograd.grad(out.sum(), q, retain_graph=True)
     (second,) = torch.autograd.grad(out.sum(), q)
     assert torch.equal(first, second)
@@ -375,7 +375,7 @@ def test_saved_tensor_hooks_see_all_that_is_saved():
     with torch.autograd.graph.saved_tensors_hooks(lambda x: seen.append(x.shape) or x, lambda x: x):
         out = bridge.attention(q, q, q)
     assert len(seen) == 6  # q, k, v, out and two numbers a row
-    assert not hasattr(out.grad_fn, "kept_arrays")
+    assert not hasattr(out.grad_fn, "arrays")
 
 
 def test_writing_to_the_output_does_not_spoil_the_gradient():

@@ -54,7 +54,7 @@ def _attention(function: str, q: Tensor, k: Tensor, v: Tensor, options: Any) -> 
 
 
 def _eager(function: str, q: Tensor, k: Tensor, v: Tensor, options: Any) -> Any:
-    return_lse = options.get("return_lse", False)
+    want_lse = check_flag(function, "return_lse", options.get("return_lse", False))
     for name, x in (("q", q), ("k", k), ("v", v)):
         _passes.check_tensor(function, name, x)
     flat = q.ndim == k.ndim == v.ndim == 2  # one head
@@ -63,7 +63,7 @@ def _eager(function: str, q: Tensor, k: Tensor, v: Tensor, options: Any) -> Any:
     out, lse = _functions.attention(*_bind(function, q, k, v, options))
     if flat:
         out, lse = out[0], lse[0]
-    return (out, lse) if check_flag(function, "return_lse", return_lse) else out
+    return (out, lse) if want_lse else out
 
 
 # Operators would let tangents pass in silence: so a graph ends here, and fullgraph=True is an error that says why.
@@ -127,17 +127,18 @@ def scaled_dot_product_attention(
             [0.5000, 0.5000]])
     """
     name = "scaled_dot_product_attention"
-    for option, instead in (("causal", "is_causal"), ("dropout", "dropout_p")):
-        if option in options:
-            raise TypeError(f"{name}: unknown option {option!r}. Did you mean {instead!r}?")
-    reject_unknown(name, options)
+    if options:
+        for option, instead in (("causal", "is_causal"), ("dropout", "dropout_p")):
+            if option in options:
+                raise TypeError(f"{name}: unknown option {option!r}. Did you mean {instead!r}?")
+        reject_unknown(name, options)
     for argument, x in (("query", query), ("key", key), ("value", value)):
         _passes.check_tensor(name, argument, x)
         if x.ndim < 2:
             fail(ValueError, name, argument, "have at least 2 axes, (..., tokens, features)", f"{x.ndim}")
     given = {**options, "scale": scale, "causal": is_causal}
-    if is_causal or given.get("window") is not None:
-        given.setdefault("offset", 0)
+    if (is_causal or given.get("window") is not None) and query.shape[-2] != key.shape[-2]:
+        given.setdefault("offset", 0)  # which it is by itself for as many queries as keys
     if dropout_p != 0.0:
         given["dropout"] = dropout_p
         if given.get("seed") is None:

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from attngrad._options import Options
+from attngrad._options import Operands, Options
 from attngrad.torch import _passes
 from attngrad.torch._passes import Inputs
 
@@ -50,8 +50,10 @@ def hooks_active() -> bool:
 
 def recorded(tensors: Sequence[Any]) -> bool:
     """Whether a derivative of what is computed from ``tensors`` may be asked for."""
-    if torch.is_grad_enabled() and any(x.requires_grad for x in tensors if isinstance(x, Tensor)):
-        return True
+    if torch.is_grad_enabled():
+        for x in tensors:
+            if isinstance(x, Tensor) and x.requires_grad:
+                return True
     return transforms_active()
 
 
@@ -59,7 +61,7 @@ def mapped_by_dispatcher(tensors: Tensors) -> bool:
     """Whether a tensor is of the older vmap, of ``is_grads_batched``, which sees operators only, not functions."""
     # It hides the mapped axis from Python; the dispatcher's loop over samples is the one way through.
     is_mapped = torch._C._functorch.is_legacy_batchedtensor
-    return any(is_mapped(x) for x in tensors if x is not None)
+    return any(x is not None and is_mapped(x) for x in tensors)
 
 
 def refuse(what: str) -> NoReturn:
@@ -75,10 +77,14 @@ def refuse(what: str) -> NoReturn:
 
 def attention(o: Options, x: Inputs) -> tuple[Tensor, Tensor]:
     """``out, lse``."""
-    if not recorded(x[:N_DIFFERENTIABLE]):
+    watched = transforms_active()
+    if not watched and not recorded(x[:N_DIFFERENTIABLE]):
         return _passes.forward(x, o)
-    run = Attention if transforms_active() or hooks_active() else Direct
-    out, lse, *_ = run.apply(o, *(x[:3] if x.is_plain else x))
+    inputs = x[:3] if x.is_plain else x
+    if watched or hooks_active():
+        out, lse, *_ = Attention.apply(o, *inputs)
+    else:
+        out, lse = _direct(o, *inputs)
     return out, lse
 
 
@@ -122,7 +128,7 @@ def _operators() -> Any:
     return _ops
 
 
-def spread(x: Inputs, given: Sequence[Any]) -> tuple[Any, ...]:
+def spread(x: Inputs | Operands, given: Sequence[Any]) -> tuple[Any, ...]:
     """One entry for each differentiable input, None where it is not given."""
     if x[3] is None and x[4] is None:
         return (*given, None, None)
@@ -228,23 +234,35 @@ class Direct(_Function):
 
     @staticmethod
     def forward(ctx: Any, o: Options, *args: Any) -> tuple[Tensor, Tensor]:
-        out, lse, ctx.kept_arrays = _passes.forward_keeping(Inputs(*args), o)
-        Direct.keep(ctx, (o, *args))
+        out, lse, ctx.arrays = _passes.forward_keeping(Inputs(*args), o)
+        if len(args) == 3:
+            ctx.set_materialize_grads(False)
+            ctx.save_for_backward(*args)
+            ctx.options, ctx.arguments, ctx.numbers = o, 3, {}
+        else:
+            Direct.keep(ctx, (o, *args))
         return out, lse
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
+        _ = ctx.saved_tensors  # an error where an input was written to, or where the graph is gone
+        arrays, given = ctx.arrays, (dout, dlse)
         if dout is None and dlse is None:
-            return (*_NOTHING, *_NOTHING, None)[: 1 + ctx.arguments]
-        o, x, _ = Direct.kept(ctx)  # an error where an input was written to, or where the graph is gone
-        arrays = ctx.kept_arrays
-        if torch.is_grad_enabled() or transforms_active() or mapped_by_dispatcher((dout, dlse)):
+            grads: Any = _NOTHING
+        elif torch.is_grad_enabled() or transforms_active() or mapped_by_dispatcher(given):
+            o, x, _ = Direct.kept(ctx)
             grads = gradient(o, x, dout, dlse, tuple(map(_passes.to_tensor, arrays.saved)))
+        elif ctx.arguments == 3:
+            grads = arrays.backward(dout, dlse)
         else:
-            grads = spread(x, arrays.backward(dout, dlse))
+            grads = spread(arrays.operands, arrays.backward(dout, dlse))
         if not torch._C._autograd._get_current_graph_task_keep_graph():
-            ctx.kept_arrays = None  # as autograd does with saved tensors
-        return (None, *grads, *(None,) * (N_INPUTS - N_DIFFERENTIABLE))[: 1 + ctx.arguments]
+            ctx.arrays = None  # as autograd does with saved tensors
+        return (None, *grads[:3]) if ctx.arguments == 3 else (None, *grads, None, None, None, None, None)
+
+
+# The C++ apply, once and for all; see _Function.apply.
+_direct = super(torch.autograd.Function, Direct).apply
 
 
 class Gradient(_Function):

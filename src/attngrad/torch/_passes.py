@@ -180,7 +180,7 @@ class Kept(NamedTuple):
 
     def backward(self, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor, ...]:
         """As the function ``backward``."""
-        return _given(_kernels.backward(*self, to_array(dout), to_array(dlse)))
+        return _given(_kernels.backward(*self, to_array(dout), None if dlse is None else to_array(dlse)))
 
 
 def forward_keeping(x: Inputs, o: Options) -> tuple[Tensor, Tensor, Kept]:
@@ -220,4 +220,8 @@ def backward_tangent(
 
 
 def _given(grads: Gradients) -> tuple[Tensor, ...]:
-    return tuple([to_tensor(g) for g in grads if g is not None])
+    q, k, v, bias, sinks = grads
+    found: tuple[Tensor, ...] = (to_tensor(q), to_tensor(k), to_tensor(v))
+    if bias is not None:
+        found = (*found, to_tensor(bias))
+    return found if sinks is None else (*found, to_tensor(sinks))
