@@ -114,3 +114,27 @@ def test_json_to_standard_output_is_json_alone(file):
     )  # fmt: skip
     assert done.returncode == 0
     assert json.loads(done.stdout)["ok"] is True
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "words"),
+    [
+        ("dS = A * (dA - rowsum(A * dA))", 0, "holds"),
+        ("dS = dA*A - A @ dA.T @ A", 1, "correct"),
+        (r"\frac{\partial L}{\partial K} = \frac{1}{\sqrt{d_k}} Q^T \frac{\partial L}{\partial S}", 1, "wrong shape"),
+        ("dS = __import__('os')", 2, "^"),
+    ],
+)
+def test_a_formula_is_judged_on_the_command_line(text, code, words):
+    result = CliRunner().invoke(main, ["audit", "--formula", text])
+    assert result.exit_code == code, result.output
+    assert words in result.output
+
+
+def test_a_formula_goes_with_json_alone(file):
+    told = CliRunner().invoke(main, ["audit", "--formula", "dV = A.T @ dO", "--json", "-"])
+    assert json.loads(told.output)["ok"] is True
+    for extra in ([f"{file}:right"], ["--effort", "quick"], ["--json", "out.json"]):
+        result = CliRunner().invoke(main, ["audit", "--formula", "dV = A.T @ dO", *extra])
+        assert result.exit_code == 2
+        assert "audit:" in result.output

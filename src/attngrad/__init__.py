@@ -42,8 +42,8 @@ _MODULES = ("errata", "layers", "optim", "reference", "testing")
 _BRIDGES = ("jax", "torch", "transformers")
 
 __all__ = [
-    "FormulaReport",
     "AuditReport",
+    "FormulaReport",
     "Gradients",
     "MultiHeadAttention",
     "Operands",
@@ -52,8 +52,8 @@ __all__ = [
     "__version__",
     "attention",
     "attention_weights",
-    "audit_formula",
     "audit",
+    "audit_formula",
     "dropout_mask",
     "errata",
     "get_num_threads",
@@ -86,9 +86,9 @@ if TYPE_CHECKING:
     )
     from attngrad._options import Gradients, Operands, Options
     from attngrad._threads import get_num_threads, set_num_threads
+    from attngrad.auditor import AuditReport, audit
     from attngrad.auditor.formulas import FormulaReport, audit_formula
     from attngrad.explain.trace import Trace, trace
-    from attngrad.auditor import AuditReport, audit
     from attngrad.layers import MultiHeadAttention
 
 

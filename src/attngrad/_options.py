@@ -66,8 +66,8 @@ class Options:
 class Operands(NamedTuple):
     """The arrays of one call, as they were given. ``offset`` is resolved, never None.
 
-    ``origin`` is where the first score stands in a whole of which this is a part, (batch, head, query, key): a shard sees
-    its part of the global dropout mask.
+    ``origin`` is where the first score stands in a whole of which this is a part, (batch, head, query, key): a shard
+    sees its part of the global dropout mask.
     """
 
     q: Array

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
+from click.core import ParameterSource
 
 if TYPE_CHECKING:
     import subprocess
 
     from attngrad.auditor.report import AuditReport
 
+_DEFAULT = ParameterSource.DEFAULT
 _DTYPES = ("float64", "float32", "float16", "bfloat16")
 
 
 @click.command(name="audit")
 @click.argument("target", required=False, metavar="FILE.py:FUNCTION")
+@click.option("--formula", metavar="TEXT", help="Judge this formula instead, plain or LaTeX: dS = A * dA ...")
 @click.option("--level", type=click.Choice(["attention", "layer"]), help="What it is. [default: seen from the object]")
 @click.option("--option", "options", multiple=True, metavar="NAME=VALUE", help="causal=true, window=4,0, mask=true ...")
 @click.option("--supports", multiple=True, metavar="FEATURE", help="gqa, cross or widths: raising there is a fault.")
@@ -34,6 +37,7 @@ _DTYPES = ("float64", "float32", "float16", "bfloat16")
 )
 def command(
     target: str | None,
+    formula: str | None,
     level: str | None,
     options: tuple[str, ...],
     supports: tuple[str, ...],
@@ -51,8 +55,10 @@ def command(
     FILE.py:FUNCTION takes (q, k, v, dout), arrays of shape (batch, heads, tokens, features), and returns
     (out, dq, dk, dv) or a mapping of results. Exit status: 0 right, 1 wrong, 2 could not be audited.
     """
-    if target is None:
-        raise click.UsageError("audit: give FILE.py:FUNCTION.")
+    if (target is None) == (formula is None):
+        raise click.UsageError("audit: give FILE.py:FUNCTION, or --formula TEXT.")
+    if formula is not None:
+        _audit_formula(click.get_current_context(), formula, json_file)
     keywords: dict[str, Any] = {
         "options": parse_options(options) or None,
         "supports": list(supports),
@@ -63,10 +69,9 @@ def command(
         "level": level,
     }
     report = run_in_child({"target": target, "framework": framework, "memory": memory, "keywords": keywords})
-    from pathlib import Path
-
     from rich.console import Console
 
+    from attngrad import _files
     from attngrad.auditor.terminal import render
 
     if json_file == "-":
@@ -74,10 +79,26 @@ def command(
     else:
         render(report, Console(highlight=False))
     if json_file not in (None, "-"):
-        Path(json_file).write_text(report.to_json() + "\n")
+        _files.replace(str(json_file), (report.to_json() + "\n").encode())
     if html_file is not None:
-        Path(html_file).write_text(report.to_html())
+        _files.replace(html_file, report.to_html().encode())
     raise SystemExit(report.exit_code)
+
+
+def _audit_formula(context: click.Context, formula: str, json_file: str | None) -> NoReturn:
+    """Judge a formula; of the other options only ``--json -`` has a meaning."""
+    from attngrad.auditor.formulas import cli
+
+    given = [
+        p.opts[0]
+        for p in context.command.params
+        if p.name not in ("formula", "json_file") and context.get_parameter_source(p.name or "") is not _DEFAULT
+    ]
+    if json_file not in (None, "-"):
+        given.append("--json FILE")
+    if given:
+        raise click.UsageError(f"audit: --formula goes with --json - alone; got {', '.join(given)}.")
+    raise SystemExit(cli.run(formula, as_json=json_file == "-"))
 
 
 def parse_options(given: tuple[str, ...]) -> dict[str, Any]:
