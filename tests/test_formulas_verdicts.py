@@ -46,12 +46,12 @@ HOLD = [
 WRONG = {
     "dQ = dS @ K": ("scale-missing",),
     "dQ = dS @ K / d_k": ("scale-twice",),
-    "dQ = dS @ K * sqrt(d_k)": ("scale-inverted",),
+    "dQ = dS @ K * sqrt(d_k)": ("scale-by-sqrt-d",),
     "dQ = -dS @ K / sqrt(d_k)": ("sign",),
     "dV = 2 * A.T @ dO": ("factor-2",),
-    "dQ = dA @ K": ("softmax-skipped", "scale-missing"),
-    "dQ = dA @ K / sqrt(d_k)": ("softmax-skipped",),
-    "dQ = (A * (dA - colsum(A * dA))) @ K / sqrt(d_k)": ("sum-over-columns",),
+    "dQ = dA @ K": ("dweights-for-dscores", "scale-missing"),
+    "dQ = dA @ K / sqrt(d_k)": ("dweights-for-dscores",),
+    "dQ = (A * (dA - colsum(A * dA))) @ K / sqrt(d_k)": ("row-term-over-columns",),
     "dK = Q^T dS / sqrt(d_k)": ("transposed",),
     "dV = A dO": ("transposed",),
     "dA = dO V": ("transposed",),
@@ -64,7 +64,7 @@ WRONG = {
     "rowsum(A * dA) = rowsum(O * O)": ("O-for-dO",),
     "dS = A * (dA + delta)": ("sign",),
     "S = Q K^T": ("scale-missing",),
-    "dX = dQ W_Q^T + dV W_V^T": ("input-dropped",),
+    "dX = dQ W_Q^T + dV W_V^T": ("input-gradient-dropped",),
     "dS_ab = A_ab dA_ab": ("row-term-missing",),
 }
 
@@ -74,7 +74,7 @@ def test_the_command_of_the_manual():
     assert isinstance(report, FormulaReport)
     assert (report.ok, report.kind) == (False, "wrong")
     assert report.corrected == "dS = A * (dA - rowsum(A * dA))"
-    assert report.mistakes == ("matrix-for-row-term",)
+    assert report.mistakes == ("row-term-matrix-product",)
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -314,3 +314,14 @@ def test_the_fuzzer_sees_what_is_executed_and_what_crashes(monkeypatch):
     monkeypatch.setattr(fuzz_formulas, "audit_formula", lambda text: replace(audit_formula("S = Q"), corrected="S = Q"))
     with pytest.raises(AssertionError, match="S = Q"):
         fuzz_formulas.check("S = Q", fuzz_formulas.Watch())
+
+
+def test_a_mistake_has_the_same_name_in_a_formula_as_in_the_catalogue_of_the_auditor():
+    """What only a formula can get wrong has an id of its own."""
+    from attngrad.auditor.formulas.known import MISTAKES
+    from attngrad.auditor.mistakes import catalogue
+
+    own = {"weights-missing", "sum-over-all", "softmax-skipped", "log-missing", "diagonal-missing"}
+    ids = {mistake.id for mistake in MISTAKES}
+    assert own <= ids
+    assert ids - own <= {mistake.id for mistake in catalogue()}

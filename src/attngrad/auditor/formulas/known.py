@@ -65,12 +65,12 @@ _ROW_TERM = "the softmax also subtracts, from every entry of a row, the sum of A
 _OF_SCORES = (
     ("row-term-missing", "dA * A", f"The row term is missing: {_ROW_TERM}."),
     (
-        "diagonal-only",
+        "softmax-diagonal-only",
         "dA * A * (1 - A)",
         f"Only the diagonal of the softmax Jacobian is used: {_ROW_TERM}, not its own entry alone.",
     ),
     (
-        "matrix-for-row-term",
+        "row-term-matrix-product",
         "dA * A - A @ dA.T @ A",
         "A @ dA.T @ A mixes the rows; the softmax acts on each alone, so only the diagonal of A @ dA.T belongs.",
     ),
@@ -78,12 +78,16 @@ _OF_SCORES = (
     ("mean-for-row-sum", "dA * A - mean(dA * A)", "A mean is subtracted in place of A * rowsum(A * dA)."),
     ("mean-for-row-sum", "A * (dA - rowmean(dA))", "The row term is a sum weighted by A, not a mean of dA."),
     ("mean-for-row-sum", "A * (dA - rowmean(A * dA))", "The row term is the row sum of A * dA, not its mean."),
-    ("row-term-unweighted", "dA * A - rowsum(dA * A)", "The row term lacks its factor A."),
+    ("row-term-without-weights", "dA * A - rowsum(dA * A)", "The row term lacks its factor A."),
     ("weights-missing", "dA - rowsum(A * dA)", "The factor A before the difference is missing."),
     ("weights-missing", "dA - A * rowsum(A * dA)", "The first term lacks its factor A."),
-    ("sum-over-columns", "A * (dA - colsum(A * dA))", "The sum runs down the columns; it must run along each row."),
+    (
+        "row-term-over-columns",
+        "A * (dA - colsum(A * dA))",
+        "The sum runs down the columns; it must run along each row.",
+    ),
     ("sum-over-all", "A * (dA - sum(A * dA))", "The sum runs over all rows; it must run along each row alone."),
-    ("softmax-skipped", "dA", "dA is the gradient behind the softmax; its Jacobian is skipped."),
+    ("dweights-for-dscores", "dA", "dA is the gradient behind the softmax; its Jacobian is skipped."),
 )
 
 _SHARES = ("dQ @ W_Q.T", "dK @ W_K.T", "dV @ W_V.T")
@@ -93,24 +97,25 @@ MISTAKES: tuple[Mistake, ...] = (
     *(Mistake(id_, "dQ", f"({text}) @ K{{s}}", f"In its dS: {why}") for id_, text, why in _OF_SCORES),
     *(Mistake(id_, "dK", f"({text}).T @ Q{{s}}", f"In its dS: {why}") for id_, text, why in _OF_SCORES),
     Mistake("scale-missing", "A", "softmax(Q @ K.T)", "The scale 1/sqrt(d_k) is missing under the softmax."),
-    Mistake("scale-as-1/d", "A", "softmax(Q @ K.T / d_k)", "The scale is 1/sqrt(d_k), not 1/d_k."),
-    Mistake(
-        "softmax-over-columns", "A", "softmax(S.T).T", "The softmax runs down the columns; it must run along rows."
-    ),
+    Mistake("scale-by-d", "A", "softmax(Q @ K.T / d_k)", "The scale is 1/sqrt(d_k), not 1/d_k."),
+    Mistake("softmax-wrong-axis", "A", "softmax(S.T).T", "The softmax runs down the columns; it must run along rows."),
     Mistake("scale-missing", "O", "softmax(Q @ K.T) @ V", "The scale 1/sqrt(d_k) is missing under the softmax."),
     Mistake("softmax-skipped", "O", "S @ V", "The softmax is missing."),
     Mistake("log-missing", "L", "rowsum(exp(S))", "The logarithm is missing."),
-    Mistake("log-in-base-2", "L", "log(rowsum(exp(S))) / log(2)", "The logarithm is in base 2; it must be natural."),
+    Mistake("lse-base-2", "L", "log(rowsum(exp(S))) / log(2)", "The logarithm is in base 2; it must be natural."),
     Mistake("row-term-missing", "A_dot", "A * S_dot", "The row term is missing: subtract A * rowsum(A * S_dot)."),
     Mistake("row-term-missing", "dS_ij", "A_ij * dA_ij", f"The row term is missing: {_ROW_TERM}."),
     Mistake(
-        "diagonal-only", "dS_ij", "A_ij * (1 - A_ij) * dA_ij", "Only the diagonal of the softmax Jacobian is used."
+        "softmax-diagonal-only",
+        "dS_ij",
+        "A_ij * (1 - A_ij) * dA_ij",
+        "Only the diagonal of the softmax Jacobian is used.",
     ),
     Mistake(
         "diagonal-missing", "dA_ij/dS_ik", "-A_ij * A_ik", "Right for j != k only; for j = k there is A_ij beside."
     ),
     *(
-        Mistake("input-dropped", "dX", " + ".join(shares), "X is read by Q, K and V: three gradients add up.")
+        Mistake("input-gradient-dropped", "dX", " + ".join(shares), "X is read by Q, K and V: three gradients add up.")
         for shares in (*combinations(_SHARES, 1), *combinations(_SHARES, 2))
     ),
 )

@@ -34,7 +34,7 @@ _FACTORS: tuple[tuple[str, Callable[[float], float], str], ...] = (
     ("", lambda c: 1.0, ""),
     ("scale-missing", lambda c: 1.0 / c, "The scale is missing."),
     ("scale-twice", lambda c: c, "The scale is applied twice, or is 1/d_k."),
-    ("scale-inverted", lambda c: c**-2, "The scale is inverted: sqrt(d_k) in place of 1/sqrt(d_k)."),
+    ("scale-by-sqrt-d", lambda c: c**-2, "The scale is inverted: sqrt(d_k) in place of 1/sqrt(d_k)."),
     ("sign", lambda c: -1.0, "The sign is wrong."),
     ("sign", lambda c: -1.0 / c, "The sign is wrong, and the scale is missing."),
     ("factor-2", lambda c: 2.0, "There is a factor 2 too many."),
