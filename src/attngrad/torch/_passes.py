@@ -155,7 +155,7 @@ def _checked(function: str, x: Inputs, o: Options) -> tuple[Operands, Options]:
         bind(function, to_array(x.q), to_array(x.k), to_array(x.v), {})
     operands, o = _operands(x, o)
     names = ("bias", "sinks", "mask", "segments", "offset")
-    bind(function, *operands[:3], dict(zip(names, operands[3:], strict=True)))
+    bind(function, *operands[:3], {name: getattr(operands, name) for name in names})
     return operands, o
 
 
