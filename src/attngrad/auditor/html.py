@@ -108,8 +108,8 @@ def _mistakes(report: AuditReport) -> str:
         combos = "; ".join(" + ".join(m.id for m in state) for state in report.explanations)
         parts.append(f"<p>Numerically the same in every case, so any of these it may be: {escape(combos)}.</p>")
     for m in told.values():
-        rows = [("found", m.note, ""), ("computed", m.formula, "formula"), ("should be", m.correct, "formula"),
-                ("why", m.why, ""), ("fix", m.fix, "fix")]  # fmt: skip
+        styles = {"computed": "formula", "should be": "formula", "fix": "fix"}
+        rows = [(label, text, styles.get(label, "")) for label, text in m.rows()]
         items = "".join(
             f"<dt>{label}</dt><dd" + (f' class="{css}"' if css else "") + f">{escape(text)}</dd>"
             for label, text, css in rows

@@ -78,6 +78,17 @@ class Explained:
     why: str
     fix: str
 
+    def rows(self) -> tuple[tuple[str, str], ...]:
+        """What to tell of it, by label. A note that is a formula is what was computed here; another says where."""
+        special = " = " in self.note
+        return (
+            ("computed", self.note if special else self.formula),
+            ("here", "" if special else self.note),
+            ("should be", self.correct),
+            ("why", self.why),
+            ("fix", self.fix),
+        )
+
 
 @dataclass(frozen=True)
 class Heat:

@@ -96,13 +96,7 @@ def _mistakes(report: AuditReport, console: Console) -> None:
             seen.add(m.id)
             console.print()
             console.print(Text.assemble(("The mistake  ", "dim"), (m.id, "bold red"), f": {m.title}"))
-            for label, value in (
-                ("found", m.note),
-                ("computed", m.formula),
-                ("should be", m.correct),
-                ("why", m.why),
-                ("fix", m.fix),
-            ):
+            for label, value in m.rows():
                 if value:
                     console.print(Text.assemble((f"  {label:<10} ", "dim"), (value, "bold" if label == "fix" else "")))
 
