@@ -28,8 +28,11 @@ __attribute__((noinline)) void omega(const Scores<T> scores, T* s, T* dp, T* ds,
             Vec<T> x = load<T>(s + at + n);
             Cap<T> cap;
             Int<T> sees = ~Int<T>{};
-            if constexpr (path == Path::general) x = scores.template apply<1>(x, k, lane + n, &cap);
-            if constexpr (path != Path::clear) sees = scores.sees(k, lane + n);
+            if constexpr (path == Path::general) {
+                x = scores.template apply<1>(x, k, lane + n, &cap);
+                sees = x != -std::numeric_limits<T>::infinity();  // by a bias of -inf, too
+            }
+            if constexpr (path == Path::hidden) sees = scores.sees(k, lane + n);
             x -= m[v];
             if constexpr (path == Path::general) x = scores.exponent(x);
             Vec<T> p = exp2<T, path == Path::general>(x) * r[v];

@@ -42,8 +42,11 @@ __attribute__((noinline)) void omega_tangent(const Scores<T> scores, const Secon
             if (tiles.pulls) dp_dot = load<T>(tiles.dp_dot + at);
             Cap<T> cap;
             Int<T> sees = ~Int<T>{};
-            if constexpr (path == Path::general) x = scores.template apply<2>(x, k, n, &cap);
-            if constexpr (path != Path::clear) sees = scores.sees(k, n);
+            if constexpr (path == Path::general) {
+                x = scores.template apply<2>(x, k, n, &cap);
+                sees = x != -std::numeric_limits<T>::infinity();  // by a bias of -inf, too
+            }
+            if constexpr (path == Path::hidden) sees = scores.sees(k, n);
             if (tiles.moves) {  // s_dot - lse_dot
                 w = path == Path::general ? scores.tangent(z_dot, cap.slope, k, n) : scores.plain_tangent(z_dot);
                 w = (w - load<T>(rows.shift + n)) - load<T>(rows.mean + n);

@@ -16,7 +16,7 @@ from attngrad import Gradients, reference
 from attngrad._options import Tangents
 from attngrad.testing import relative_error
 from cases import EVERYTHING, OPTIONS, Case, Shape, label, make
-from passes import assert_equal_to_the_reference, assert_within_the_rounding_bound
+from passes import all_passes, assert_equal_to_the_reference, assert_within_the_rounding_bound
 
 options = st.lists(st.sampled_from(list(OPTIONS)), unique=True, max_size=6).map(tuple)
 shapes = st.builds(
@@ -114,3 +114,14 @@ def test_a_row_that_attends_to_one_key_alone_moves_with_its_value_alone():
     out, out_dot = attngrad.jvp(c.qkv, c.t[:3], mask=mask)
     assert np.array_equal(out[0, 0], c.v[0, 0, 5:13])
     assert np.array_equal(out_dot[0, 0], c.t.v[0, 0, 5:13])
+
+
+def test_a_tangent_of_a_bias_of_minus_infinity_is_harmless_whatever_it_is():
+    c = make(("bias -inf", "causal"), Shape((2,), 2, 1, 9, 70, 5, 4))
+    hidden = np.isneginf(c.options["bias"])
+    c.t = c.t._replace(bias=np.where(hidden, 0.0, c.t.bias))
+    expected = all_passes(c)
+    for value in (-np.inf, np.nan):
+        c.t = c.t._replace(bias=np.where(hidden, value, c.t.bias))
+        for name, x in all_passes(c).items():
+            assert np.array_equal(x, expected[name]), name
