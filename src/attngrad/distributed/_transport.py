@@ -1,0 +1,294 @@
+"""Messages between neighbours on the ring, none of which can hang; and who is to blame when one fails.
+
+A wait ends at the timeout. Its error names the rank that caused it, which need not be the neighbour: that one may have
+been waiting itself. So a rank that has waited for long, or has failed, leaves a note in the store of the group, and who
+is to blame is found by going from note to note until a rank has left none. Nothing is written while all goes well.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, NoReturn
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from attngrad._options import check_real, fail
+
+TIMEOUT = 60.0
+"""Seconds that a wait may take, unless the caller says otherwise."""
+
+_HEADER = 4096  # bytes: one size whatever it says, for a message of another size would abort the receiver
+_FOREVER = 86400.0 * 365
+
+
+class RingError(RuntimeError):
+    """A peer is gone, has stalled, or has failed: ``rank`` of the group, while this one was at ``step``.
+
+    Step 0 is the exchange of shapes and options; then come the steps of the ring, from 1. The group is of no use afterwards.
+    """
+
+    def __init__(self, message: str, rank: int, step: int) -> None:
+        super().__init__(message)
+        self.rank, self.step = rank, step
+
+
+class _State:
+    """What a group remembers: how many passes it has run, and what broke it."""
+
+    def __init__(self) -> None:
+        self.passes = 0
+        self.broken: tuple[str, int, int] | None = None
+
+
+_states: WeakKeyDictionary[Any, _State] = WeakKeyDictionary()
+
+
+def find_group(function: str, group: Any) -> Any:
+    """``group``, or the default one; an error where there is none, or where this process is not in it."""
+    if not (dist.is_available() and dist.is_initialized()):
+        raise RuntimeError(f"{function}: there is no process group. Call torch.distributed.init_process_group first.")
+    if group is None:
+        return dist.group.WORLD
+    if not isinstance(group, dist.ProcessGroup) or dist.get_rank(group) < 0:
+        fail(ValueError, function, "group", "be a process group that this rank is in", type(group).__name__)
+    return group
+
+
+def check_timeout(function: str, timeout: object) -> float:
+    """``timeout`` in seconds, if it is positive."""
+    seconds = check_real(function, "timeout", timeout)
+    if not 0.0 < seconds <= _FOREVER:
+        fail(ValueError, function, "timeout", "be a positive number of seconds, a year at most", seconds)
+    return seconds
+
+
+class Ring:
+    """One pass around the ring: this rank, its neighbours, and the messages under way."""
+
+    def __init__(self, function: str, stage: str, group: Any, timeout: float) -> None:
+        self.function, self.stage, self.group, self.timeout = function, stage, group, timeout
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+        self.before, self.after = (self.rank - 1) % self.size, (self.rank + 1) % self.size
+        self.state = _states.setdefault(group, _State())
+        self.number = self.state.passes
+        self.state.passes += 1
+        self.step = 0
+        self.sent = 0  # bytes
+        self.grace = min(timeout / 4, 5.0)  # left for finding out whom to blame
+        self._flight: list[tuple[Any, list[int]]] = []
+        self._kept: list[Tensor] = []
+        self._notes = _Notes(self)
+        if self.state.broken is not None:
+            text, rank, step = self.state.broken
+            raise RingError(f"{function}: this group is broken. Make a new one. What broke it: {text}", rank, step)
+
+    def source(self, step: int) -> int:
+        """The rank whose keys are here at ``step``."""
+        return (self.rank - step) % self.size
+
+    # --- messages ---------------------------------------------------------------------------------------------------
+
+    def start(self, sends: Sequence[Tensor], receives: Sequence[Tensor]) -> None:
+        """Let ``sends`` go to the next rank and ``receives`` be filled by the last one, while the caller computes."""
+        if self.size == 1:
+            return
+        operations, peers = [], []
+        for tag, x in enumerate(receives):
+            if x.numel():
+                operations.append(self._operation(dist.irecv, x, self.before, tag))
+                peers.append([self.before])
+        for tag, x in enumerate(sends):
+            if x.numel():
+                operations.append(self._operation(dist.isend, x, self.after, tag))
+                peers.append([self.after])
+                self.sent += x.numel() * x.element_size()
+        if not operations:
+            return
+        self._kept = [*sends, *receives]
+        try:
+            works = dist.batch_isend_irecv(operations)
+        except RuntimeError as error:
+            self._fail([self.before, self.after], False, error)
+        if len(works) != len(peers):  # a backend that makes one of all
+            peers = [[self.before, self.after]] * len(works)
+        self._flight = list(zip(works, peers, strict=True))
+
+    def wait(self) -> None:
+        """Until what was started is done."""
+        if not self._flight:
+            return
+        limit = self.timeout - self.grace
+        begin = time.monotonic()
+        try:
+            for work, peers in self._flight:
+                self._notes.waiting_for(peers[0])
+                left = max(limit - (time.monotonic() - begin), 0.001)
+                try:
+                    work.wait(timedelta(seconds=left))
+                except RuntimeError as error:
+                    self._fail(peers, time.monotonic() - begin > 0.95 * limit, error)
+        finally:
+            self._notes.done_waiting()
+        self._flight, self._kept = [], []
+
+    def _operation(self, kind: Any, x: Tensor, peer: int, tag: int) -> Any:
+        flat = x.detach().view(-1).view(torch.uint8)
+        return dist.P2POp(kind, flat, dist.get_global_rank(self.group, peer), self.group, tag)
+
+    def exchange(self, record: dict[str, Any]) -> list[dict[str, Any]]:
+        """The records of all ranks, by rank: small dictionaries that JSON can hold."""
+        text = json.dumps({"pass": self.stage, "number": self.number, **record}).encode()
+        if len(text) > _HEADER:
+            raise RuntimeError(f"{self.function}: the shapes and options take {len(text)} bytes, {_HEADER} at most.")
+        mine = torch.zeros(_HEADER, dtype=torch.uint8)
+        mine[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        headers = {self.rank: mine}
+        with self.guarded():
+            for step in range(self.size - 1):
+                theirs = torch.empty_like(mine)
+                self.start([headers[self.source(step)]], [theirs])
+                self.wait()
+                headers[self.source(step + 1)] = theirs
+        self.sent = 0
+        return [json.loads(bytes(headers[rank].numpy()).rstrip(b"\0")) for rank in range(self.size)]
+
+    # --- failures ---------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Where an error leaves messages unsent: the others are told, and the group is broken."""
+        try:
+            yield
+        except RingError:
+            raise
+        except BaseException as error:
+            text = f"{type(error).__name__}: {error}"[:1000]
+            self._notes.leave({"error": text})
+            self.state.broken = (f"rank {self.rank} failed: {text}", self.rank, self.step)
+            raise
+        finally:
+            self._notes.stop()
+
+    def _fail(self, peers: list[int], late: bool, error: RuntimeError) -> NoReturn:
+        self._notes.leave({"peer": peers[0]})
+        culprit, reason = self._notes.blame(peers, late)
+        if not reason:
+            reason = f"has not answered for {self.timeout:g} s" if late else "is gone: its connection is closed"
+        where = f"step {self.step} of {self.size}" if self.step else "step 0, the exchange of shapes and options"
+        name = f"rank {culprit}"
+        world = dist.get_global_rank(self.group, culprit)
+        if world != culprit:
+            name += f" of the group (global rank {world})"
+        text = (
+            f"{self.function}: {name} {reason}. This is rank {self.rank}, in {where} of the {self.stage} pass. "
+            "Nothing was returned; start the job again with a new group."
+        )
+        self.state.broken = (text, culprit, self.step)
+        raise RingError(text, culprit, self.step) from error
+
+
+class _Notes:
+    """The notes of one pass in the store of the group: one a rank, about the rank that it waits for or its own error."""
+
+    def __init__(self, ring: Ring) -> None:
+        self._ring = ring
+        self._store: Any = None
+        self._lock = threading.Lock()
+        self._peer: int | None = None
+        self._since = 0.0
+        self._left = False
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def waiting_for(self, peer: int) -> None:
+        with self._lock:
+            self._peer, self._since = peer, time.monotonic()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._watch, name="attngrad-ring", daemon=True)
+            self._thread.start()
+
+    def done_waiting(self) -> None:
+        with self._lock:
+            self._peer = None
+            if self._left:
+                self._set({})
+                self._left = False
+
+    def stop(self) -> None:
+        self._over.set()
+
+    def _watch(self) -> None:
+        """Leave a note about a wait that has taken a quarter of the timeout."""
+        interval = self._ring.timeout / 8
+        while not self._over.wait(interval):
+            with self._lock:
+                if self._peer is not None and not self._left and time.monotonic() - self._since > 2 * interval:
+                    self._set({"peer": self._peer})
+                    self._left = True
+
+    def leave(self, note: dict[str, Any]) -> None:
+        """For good: this rank gives up."""
+        with self._lock:
+            self._peer, self._left = None, False
+            self._set(note)
+
+    def blame(self, peers: list[int], late: bool) -> tuple[int, str]:
+        """The rank at the end of the notes, and its own error where it left one."""
+        # A neighbour that gives up closes its connections a moment before it can leave its note.
+        end = time.monotonic() + (self._ring.grace if late else min(self._ring.grace, 1.0))
+        while True:
+            ends = [self._follow(peer) for peer in peers]
+            for rank, note in ends:
+                if note:
+                    return rank, f"failed: {note}"
+            if time.monotonic() > end:
+                silent = [rank for rank, _ in ends if rank is not None]
+                return (silent[0] if silent else peers[0]), ""
+            time.sleep(0.02)
+
+    def _follow(self, rank: int) -> tuple[int, str] | tuple[None, str]:
+        """The first rank from ``rank`` on without a note or with an error; None where they go round in a circle."""
+        seen = {self._ring.rank}
+        while rank not in seen:
+            seen.add(rank)
+            note = self._get(rank)
+            if not note:
+                return rank, ""
+            if "error" in note:
+                return rank, note["error"]
+            rank = note["peer"]
+        return None, ""
+
+    # The store may be gone too, with the rank that kept it. Then the neighbour is named.
+
+    def _key(self, rank: int) -> str:
+        return f"attngrad/ring/{self._ring.number}/{rank}"
+
+    def _set(self, note: dict[str, Any]) -> None:
+        try:
+            self._find().set(self._key(self._ring.rank), json.dumps(note))
+        except (RuntimeError, AttributeError):
+            self._store = None
+
+    def _get(self, rank: int) -> dict[str, Any]:
+        try:
+            store = self._find()
+            if not store.check([self._key(rank)]):
+                return {}
+            note: dict[str, Any] = json.loads(store.get(self._key(rank)))
+        except (RuntimeError, AttributeError):
+            return {}
+        return note
+
+    def _find(self) -> Any:
+        if self._store is None:  # no public function gives it
+            self._store = dist.distributed_c10d._get_process_group_store(self._ring.group)
+        return self._store
