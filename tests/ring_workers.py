@@ -30,14 +30,22 @@ def serve(rank: int, path: str, pipe: Any) -> None:
             pipe.send((True, function(groups[ranks], rank, *args)))
         except Exception as error:
             pipe.send((False, (type(error), str(error), traceback.format_exc())))
+    dist.barrier()
     dist.destroy_process_group()
+
+
+def forks() -> Any:
+    """Processes forked from one that has imported PyTorch and computed nothing: ranks that start at once."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "torch.distributed", "attngrad.distributed", "cases"])
+    return context
 
 
 class Pool:
     """The four ranks, seen from the test."""
 
     def __init__(self) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = forks()
         self._directory = tempfile.TemporaryDirectory()
         path = str(Path(self._directory.name) / "store")
         self._pipes, self._processes = [], []
@@ -76,7 +84,7 @@ class Pool:
             pipe.send(None)
         for process in self._processes:
             process.join(30)
-            assert process.exitcode == 0
+            assert process.exitcode == 0, process.exitcode
         self._directory.cleanup()
 
 

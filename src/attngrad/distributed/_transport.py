@@ -205,15 +205,14 @@ class _Notes:
         self._peer: int | None = None
         self._since = 0.0
         self._left = False
-        self._over = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._over: threading.Event | None = None  # of the watch, where one is on
 
     def waiting_for(self, peer: int) -> None:
         with self._lock:
             self._peer, self._since = peer, time.monotonic()
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._watch, name="attngrad-ring", daemon=True)
-            self._thread.start()
+        if self._over is None:
+            self._over = threading.Event()
+            threading.Thread(target=self._watch, args=(self._over,), name="attngrad-ring", daemon=True).start()
 
     def done_waiting(self) -> None:
         with self._lock:
@@ -223,12 +222,14 @@ class _Notes:
                 self._left = False
 
     def stop(self) -> None:
-        self._over.set()
+        if self._over is not None:
+            self._over.set()
+            self._over = None
 
-    def _watch(self) -> None:
+    def _watch(self, over: threading.Event) -> None:
         """Leave a note about a wait that has taken a quarter of the timeout."""
         interval = self._ring.timeout / 8
-        while not self._over.wait(interval):
+        while not over.wait(interval):
             with self._lock:
                 if self._peer is not None and not self._left and time.monotonic() - self._since > 2 * interval:
                     self._set({"peer": self._peer})

@@ -1,0 +1,130 @@
+"""A rank that dies, stalls or fails: every survivor raises an error in time that names it, and exits with 1."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ring_workers import forks
+
+TIMEOUT = 8.0
+
+
+def rank_main(rank: int, ranks: int, path: str, pipe: Any, what: str, victim: int, step: int) -> None:
+    """Forward and backward; the victim is struck by ``what`` in its tile number ``step`` of a pass."""
+    import torch
+    from torch import distributed as dist
+
+    from attngrad import _kernels
+    from attngrad.distributed import RingError, ring_attention
+
+    torch.set_num_threads(1)
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, 2)  # the traceback is expected
+    store = dist.FileStore(path, ranks)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=60))
+    torch.manual_seed(rank)
+    q, k, v = (torch.randn(2, 6, 4, requires_grad=True) for _ in range(3))
+    ring_attention(q, k, v).sum().backward()  # connects all
+    for x in (q, k, v):
+        x.grad = None
+    dist.barrier()
+
+    cause, _, stage = what.partition(" in ")
+    if rank == victim and cause != "absence":
+        name = {"forward": "forward_saving", "backward": "backward", "tangent": "forward_tangent"}[stage]
+        whole, calls = getattr(_kernels, name), 0
+
+        def struck(*args: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == step:
+                if cause == "error":
+                    raise MemoryError("no memory")
+                os.kill(os.getpid(), signal.SIGKILL if cause == "death" else signal.SIGSTOP)
+            return whole(*args)
+
+        setattr(_kernels, name, struck)
+    begin = time.monotonic()
+    try:
+        for _ in range(2):  # who had all it needed of the first notices in the second
+            out = ring_attention(q, k, v, timeout=TIMEOUT)
+            if rank == victim and cause == "absence":
+                time.sleep(3 * TIMEOUT)
+            out.backward(torch.ones_like(out))
+            q.grad = k.grad = v.grad = None
+    except RingError as error:
+        untouched = q.grad is None and k.grad is None and v.grad is None
+        pipe.send((error.rank, error.step, str(error), time.monotonic() - begin, untouched))
+        try:
+            ring_attention(q, k, v, timeout=TIMEOUT)
+        except RingError as again:
+            pipe.send(str(again))
+        raise
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Any:
+    """Start ranks; afterwards none is left."""
+    started: list[Any] = []
+
+    def start(ranks: int, *args: Any) -> tuple[list[Any], list[Any]]:
+        pipes = []
+        for rank in range(ranks):
+            here, there = forks().Pipe()
+            process = forks().Process(target=rank_main, args=(rank, ranks, str(tmp_path / "store"), there, *args))
+            process.start()
+            there.close()
+            started.append(process)
+            pipes.append(here)
+        return started, pipes
+
+    yield start
+    for process in started:
+        if process.is_alive():
+            process.kill()
+        process.join(30)
+        assert process.exitcode is not None
+
+
+CASES = [
+    (2, "death in forward", 1, 1),
+    (4, "death in forward", 2, 2),
+    (3, "death in backward", 0, 2),
+    (4, "death in backward", 3, 4),
+    (4, "stop in forward", 1, 2),
+    (3, "stop in backward", 2, 1),
+    (4, "error in backward", 1, 3),
+    (3, "absence in backward", 1, 0),
+]
+
+
+@pytest.mark.parametrize(("ranks", "what", "victim", "step"), CASES, ids=lambda x: str(x))
+def test_every_survivor_names_the_rank_that_failed(job, ranks, what, victim, step):
+    processes, pipes = job(ranks, what, victim, step)
+    for rank, (process, pipe) in enumerate(zip(processes, pipes, strict=True)):
+        if rank == victim:
+            continue
+        assert pipe.poll(60), f"rank {rank} says nothing"
+        named, at, message, seconds, untouched = pipe.recv()
+        assert named == victim, (rank, message)
+        assert f"ring_attention: rank {victim} " in message
+        assert f"This is rank {rank}" in message
+        assert "ward pass" in message
+        assert 0 <= at <= ranks
+        assert seconds < 1.5 * TIMEOUT  # in time, with something for a busy machine
+        assert untouched
+        if "error" in what:
+            assert "MemoryError: no memory" in message
+        assert "this group is broken" in pipe.recv()
+        process.join(30)
+        assert process.exitcode == 1
+    if "death" in what:
+        processes[victim].join(30)
+        assert processes[victim].exitcode == -signal.SIGKILL
