@@ -213,9 +213,20 @@ class _Local(NamedTuple):
         return x
 
 
+_DTYPES = {
+    dtype: to_array(torch.empty(0, dtype=dtype)).dtype
+    for dtype in (
+        *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128, torch.bool),
+        *(torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32, torch.uint64),
+    )
+}
+
+
 def _blank(x: Tensor, shape: Any) -> Array:
     """An array of this shape and of the dtype of ``x``, without its values."""
-    return np.broadcast_to(to_array(torch.empty(1, dtype=x.dtype))[0], tuple(shape))
+    if x.dtype not in _DTYPES:
+        fail(TypeError, NAME, "every input", "have a dtype that NumPy knows, or bfloat16", x.dtype)
+    return np.broadcast_to(np.zeros((), _DTYPES[x.dtype]), tuple(shape))
 
 
 def _broadcasts(shape: list[int], target: tuple[int, ...]) -> bool:

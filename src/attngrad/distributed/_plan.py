@@ -1,3 +1,116 @@
-"""stub"""
-class Plan: pass
-def plan(): pass
+"""What a job of some size needs: memory, bytes and time, before it runs."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from attngrad._options import check_flag, check_integer, check_real, fail
+
+
+class Plan(NamedTuple):
+    """Bytes and seconds of one rank; a step of the ring is one block of keys. ``time`` is forward and backward."""
+
+    tokens: int
+    """n / ranks, rounded up."""
+    memory: int
+    """At the height of the backward pass: inputs, results, what was saved, and what travels."""
+    forward_bytes: int
+    """Sent by each rank in a step of the forward pass: k and v."""
+    backward_bytes: int
+    """The same of the backward pass: k and v, and the sums for dk and dv."""
+    total_bytes: int
+    """Sent by each rank in both passes."""
+    compute_time: float
+    """Of a step of both passes, in seconds, if nothing but arithmetic took time."""
+    transfer_time: float
+    """Of a step of both passes, if nothing but messages took time."""
+    step_time: float
+    """The larger of the two, pass by pass, for they overlap."""
+    time: float
+    """Of both passes, all steps and the last hop of dk and dv."""
+    efficiency: float
+    """The time of the arithmetic over the whole."""
+
+    @property
+    def bound(self) -> str:
+        """What a step waits for: "compute" or "transfer"."""
+        return "compute" if self.compute_time >= self.transfer_time else "transfer"
+
+
+def plan(
+    n: int,
+    ranks: int,
+    heads: int,
+    dim: int,
+    bandwidth: float,
+    flops: float,
+    *,
+    batch: int = 1,
+    key_heads: int | None = None,
+    itemsize: int = 4,
+    causal: bool = False,
+) -> Plan:
+    """Memory, bytes and the time bound of ``ring_attention``, forward and backward, on each of ``ranks`` ranks.
+
+    ::
+
+        time of a step = max(2 (D + D) B H (n / ranks)^2 / flops, bytes / bandwidth)    backward: 2.5 times the FLOPs
+
+    ``bandwidth`` is what a rank sends in bytes a second while it receives as much; ``flops`` what its kernels reach
+    (``attngrad bench`` measures it). ``itemsize`` is 2 for 16-bit inputs, whose sums are float32. ``causal`` halves the
+    arithmetic, which zigzag deals out evenly. Latency, and work in steps that one neighbour waits for, are not counted.
+
+    >>> p = plan(1_000_000, 64, heads=32, dim=128, bandwidth=10e9, flops=2e12, key_heads=8, itemsize=2, causal=True)
+    >>> f"{p.memory / 1e9:.1f} GB, {p.time:.0f} s, {p.bound}, {p.efficiency:.2f}"
+    '2.1 GB, 448 s, compute, 1.00'
+    """
+    name = "plan"
+    sizes = {"n": n, "ranks": ranks, "heads": heads, "dim": dim, "batch": batch, "itemsize": itemsize}
+    if key_heads is not None:
+        sizes["key_heads"] = key_heads
+    for argument, size in sizes.items():
+        if check_integer(name, argument, size) < 1:
+            fail(ValueError, name, argument, "be at least 1", size)
+    if itemsize not in (2, 4, 8):
+        fail(ValueError, name, "itemsize", "be 2, 4 or 8 bytes", itemsize)
+    for argument, rate in (("bandwidth", bandwidth), ("flops", flops)):
+        if check_real(name, argument, rate) <= 0.0:
+            fail(ValueError, name, argument, "be positive", rate)
+    key_heads = heads if key_heads is None else key_heads
+    if heads % key_heads:
+        fail(ValueError, name, "key_heads", f"divide heads, {heads}", key_heads)
+    check_flag(name, "causal", causal)
+
+    tokens = -(-n // ranks)
+    rows, keys = batch * heads * tokens, batch * key_heads * tokens  # vectors of dim numbers
+    wide = max(itemsize, 4)
+    block, sums = 2 * keys * dim * itemsize, 2 * keys * dim * wide
+    # q, dout, out and k, v as given; dq, its part, the statistics, and a copy of the rows of a tile; 16-bit: q, dout
+    # and out once more in float32, and a block of keys
+    memory = 3 * rows * dim * itemsize + block + 3 * rows * dim * wide + 4 * rows * wide
+    if itemsize == 2:
+        memory += 3 * rows * dim * wide + sums
+    memory += 2 * sums  # of a tile, and of the step
+    if ranks > 1:
+        memory += 2 * block + 2 * sums  # k, v here and coming; dk, dv leaving and coming
+    forward_flops = 4.0 * dim * batch * heads * float(tokens) ** 2 * (0.5 if causal else 1.0)
+    computes = (forward_flops / flops, 2.5 * forward_flops / flops)
+    sends = (block, block + sums) if ranks > 1 else (0, 0)
+    transfers = tuple(size / bandwidth for size in sends)
+    total_bytes = (ranks - 1) * 2 * block + ranks * sums if ranks > 1 else 0
+    last = sums / bandwidth if ranks > 1 else 0.0
+    # k and v travel in all steps but one; dk and dv in all but the first, and once more at the end
+    step_time = sum(map(max, computes, transfers))
+    time = (ranks - 1) * step_time + sum(computes) + last
+    arithmetic = ranks * sum(computes)
+    return Plan(
+        tokens,
+        memory,
+        *sends,
+        total_bytes,
+        sum(computes),
+        sum(transfers),
+        step_time,
+        time,
+        arithmetic / time if time else 1.0,
+    )
