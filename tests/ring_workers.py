@@ -156,9 +156,7 @@ def run_case(group: Any, rank: int, case: Any, layout: str, lengths: tuple[Any, 
     found = {"out": out, "lse": lse}
     found |= {f"d{name}": next(grads) for name, x in zip(names, leaves, strict=True) if x is not None}
     with forward_ad.dual_level():
-        duals = [
-            None if x is None else forward_ad.make_dual(x, t) for x, t in zip(inputs, part(case.t), strict=True)
-        ]
+        duals = [None if x is None else forward_ad.make_dual(x, t) for x, t in zip(inputs, part(case.t), strict=True)]
         moved = [forward_ad.unpack_dual(y).tangent for y in call(duals)]
     found |= {"out_dot": moved[0], "lse_dot": moved[1]}
     return {name: to_array(x.detach()) for name, x in found.items()}

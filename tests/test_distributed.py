@@ -11,8 +11,8 @@ import torch
 
 import attngrad
 from attngrad import reference
-from attngrad.distributed import shard
 from attngrad._options import Options
+from attngrad.distributed import shard
 from attngrad.distributed._layout import Layout, even
 from attngrad.distributed._ring import Inputs, Job
 from attngrad.testing import relative_error, rms_error, rounding_bound
@@ -162,9 +162,12 @@ def test_zigzag_balances_causal_work():
         job, x = Job(o, where, where, 0), Inputs(None, None, None)
         for rank in range(ranks):
             tiles = [tile for source in range(ranks) for tile in job.tiles(x, rank, source)]
-            assert len(tiles) < len(where.runs(rank)) * sum(len(where.runs(r)) for r in range(ranks)) or rank == ranks - 1
+            assert (
+                len(tiles) < len(where.runs(rank)) * sum(len(where.runs(r)) for r in range(ranks)) or rank == ranks - 1
+            )
             pairs = sum(
-                sum(min(max(i + tile.offset + 1, 0), tile.columns.length) for i in range(tile.rows.length)) for tile in tiles
+                sum(min(max(i + tile.offset + 1, 0), tile.columns.length) for i in range(tile.rows.length))
+                for tile in tiles
             )
             assert pairs == seen[layout][rank]  # nothing that is left out could be seen
 

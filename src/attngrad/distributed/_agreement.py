@@ -1,4 +1,4 @@
-"""What the ranks must agree on before the first message of a pass, and the one error that all raise where they do not."""
+"""What ranks must agree on before the first message of a pass, and the one error that all raise where they do not."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ def agree(ring: Ring, record: Record, same: Iterable[tuple[str, type[Exception]]
     """The records of all ranks, which are equal in the fields ``same``; else every rank raises the same error."""
     records = ring.exchange(record)
     for field in ("pass", "number"):
-        _compare(ring.function, field, [r[field] for r in records], RuntimeError, "Call in the same order on every rank.")
+        _compare(
+            ring.function, field, [r[field] for r in records], RuntimeError, "Call in the same order on every rank."
+        )
     for rank, r in enumerate(records):
         if "error" in r:
             kind, text = r["error"]

@@ -58,8 +58,8 @@ def ring_attention(
         layout: "zigzag", which balances causal work, or "contiguous".
         timeout: how many seconds a wait for another rank may take before it is an error.
         options: those of ``attngrad.attention``, the same on every rank. ``bias`` and ``mask`` have the rows of this
-            rank, in the order of its shard, and all columns, in the order of the whole. ``segments`` are the ids of the
-            own queries and of the own keys (or of all keys, in the order of the whole). ``offset`` is that of the whole.
+            rank, in the order of its shard, and all columns, in the order of the whole. ``segments`` are the ids of
+            the own queries and of the own keys (or of all, in the order of the whole). ``offset`` is that of the whole.
 
     Returns:
         out ``(..., Hq, T, E)``; with ``return_lse=True`` the pair ``(out, lse)``.
@@ -86,7 +86,7 @@ def ring_attention(
     call = _settle(local, records, ring)
     x = local.tensors(any(r["tangents"] for r in records))
     if recorded(x):
-        out, lse, *_ = _Attention.apply(call, ring, *x)
+        out, lse, *_ = _Attention.apply(call, ring, *x)  # type: ignore[no-untyped-call]
     else:
         out, lse, *_ = _Attention.forward(call, ring, *x)
     if q.ndim == 2:
@@ -164,13 +164,11 @@ class _Local(NamedTuple):
             q_ids, k_ids = given["segments"]
             k_shape = (*k_ids.shape[:-1], k.shape[-2]) if k_ids.ndim and k.ndim > 1 else k_ids.shape
             shapes["segments"] = (_blank(q_ids, q_ids.shape), _blank(k_ids, k_shape))
-        _, o, return_lse = bind(NAME, *(_blank(x, x.shape) for x in (q, k, v)), shapes)
+        _, o, return_lse = bind(NAME, _blank(q, q.shape), _blank(k, k.shape), _blank(v, v.shape), shapes)
         if q.ndim == 2:
             q, k, v = q[None], k[None], v[None]
         bias, mask = (_plane(given.get(key)) for key in ("bias", "mask"))
-        return cls(
-            q, k, v, bias, given.get("sinks"), mask, given.get("segments"), offset, o, return_lse, name
-        )
+        return cls(q, k, v, bias, given.get("sinks"), mask, given.get("segments"), offset, o, return_lse, name)
 
     def record(self) -> Record:
         """What the other ranks are told."""
@@ -209,7 +207,7 @@ class _Local(NamedTuple):
         """The differentiable inputs; where another rank's move and none of these does, with a tangent of zero."""
         x = [self.q, self.k, self.v, self.bias, self.sinks]
         if moving and not any(_moves(y) for y in x if y is not None):
-            x[0] = forward_ad.make_dual(self.q, torch.zeros_like(self.q))
+            x[0] = forward_ad.make_dual(self.q, torch.zeros_like(self.q))  # type: ignore[no-untyped-call]
         return x
 
 
@@ -238,7 +236,7 @@ def _plane(x: Tensor | None) -> Tensor | None:
 
 
 def _moves(x: Tensor) -> bool:
-    return forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None
+    return forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None  # type: ignore[no-untyped-call]
 
 
 def _offset_record(offset: Array | int | None) -> Any:
@@ -267,7 +265,8 @@ class _Call:
         return Ring(NAME, stage, self.group, self.timeout)
 
     def inputs(self, tensors: Any) -> _ring.Inputs:
-        return _ring.Inputs(*map(to_array, tensors), self.mask, self.q_segments, self.k_segments)
+        q, k, v, bias, sinks = map(to_array, tensors)
+        return _ring.Inputs(q, k, v, bias, sinks, self.mask, self.q_segments, self.k_segments)
 
 
 def _settle(local: _Local, records: list[Record], ring: Ring) -> _Call:
@@ -328,11 +327,13 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None, *_: None) -> tuple[Any, ...]:
-        return None, None, *_Gradient.apply(ctx.call, dout, dlse, *ctx.saved_tensors)
+        grads = _Gradient.apply(ctx.call, dout, dlse, *ctx.saved_tensors)  # type: ignore[no-untyped-call]
+        return None, None, *grads
 
     @staticmethod
     def jvp(ctx: Any, _call: None, _: None, *dots: Tensor | None) -> tuple[Any, ...]:
-        return *_Tangent.apply(ctx.call, *ctx.saved_tensors[:5], *dots), None, None, None
+        moved = _Tangent.apply(ctx.call, *ctx.saved_tensors[:5], *dots)  # type: ignore[no-untyped-call]
+        return *moved, None, None, None
 
 
 class _Gradient(torch.autograd.Function):

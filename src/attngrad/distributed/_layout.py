@@ -6,8 +6,8 @@
     | 0 0 0 0 | 1 1 1 1 | 2 2 2 2 |     | 0 0 | 1 1 | 2 2 | 2 2 | 1 1 | 0 0 |
 
 Under a causal mask late queries have more to do than early ones. In zigzag every rank has early and late ones, so that
-all have the same to do. A layout follows from the number of tokens on each rank, whatever those numbers are: in zigzag a
-rank with L tokens holds ceil(L / 2) of them on the way out and floor(L / 2) on the way back.
+all have the same to do. A layout follows from the number of tokens on each rank, whatever those numbers are: in zigzag
+a rank with L tokens holds ceil(L / 2) of them on the way out and floor(L / 2) on the way back.
 """
 
 from __future__ import annotations

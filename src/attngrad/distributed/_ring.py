@@ -1,10 +1,10 @@
 """The passes: each rank keeps its queries, and the keys and values go round.
 
-At step s a rank holds the keys of rank - s, sends them on and receives the next while it computes. Every pair of runs of
-queries and keys is one call of the kernels, with the offset and origin that it has in the whole; a pair that causal or
-window hides is left out. Results of steps are merged by the statistics of the rows, in float32 or wider. In the backward
-pass the sums for dk and dv follow their keys, and take one step more to come home. The statistics are those of the whole
-row, so what each step gives is exact.
+At step s a rank holds the keys of rank - s, sends them on and receives the next while it computes. Every pair of runs
+of queries and keys is one call of the kernels, with the offset and origin that it has in the whole; a pair that causal
+or window hides is left out. Results of steps are merged by the statistics of the rows, in float32 or wider. In the
+backward pass the sums for dk and dv follow their keys, and take one step more to come home. The statistics are those of
+the whole row, so what each step gives is exact.
 """
 
 from __future__ import annotations
@@ -207,7 +207,9 @@ class _Merger:
     """
 
     def __init__(self, x: Inputs) -> None:
-        self._base, self._log = (np.exp2, np.log(2.0)) if x.bias is None and x.sinks is None else (np.exp, 1.0)
+        natural = x.bias is not None or x.sinks is not None
+        self._base: Any = np.exp if natural else np.exp2
+        self._log = 1.0 if natural else float(np.log(2.0))
         rows, dtype = x.q.shape[:-1], x.q.dtype
         self.out = np.zeros((*rows, x.v.shape[-1]), dtype)
         self.top = np.full(rows, -np.inf, dtype)
@@ -326,7 +328,9 @@ class _Sums:
 
     def arrive(self, part: _Part) -> None:
         if not self._coming:  # step 0: the sums begin
-            mine = [to_tensor(a) for a in part.sums] if part.sums else [b.zero_() for b in self._buffers(self._ring.rank)]
+            mine = (
+                [to_tensor(a) for a in part.sums] if part.sums else [b.zero_() for b in self._buffers(self._ring.rank)]
+            )
             self._leaving = mine
             return
         if part.sums is not None:

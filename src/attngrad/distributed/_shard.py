@@ -53,9 +53,7 @@ def shard(
     return torch.cat(parts, axis) if parts else x.narrow(axis, 0, 0).clone()
 
 
-def unshard(
-    x: Tensor, *, group: Any = None, layout: str = "zigzag", dim: int = -2, timeout: float = TIMEOUT
-) -> Tensor:
+def unshard(x: Tensor, *, group: Any = None, layout: str = "zigzag", dim: int = -2, timeout: float = TIMEOUT) -> Tensor:
     """The whole sequence, on every rank, from what each rank holds; without gradient. All ranks call it together.
 
     The inverse of ``shard`` with the same ``layout`` and ``dim``, whatever the lengths: each rank's own are exchanged.

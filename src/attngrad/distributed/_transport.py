@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 from torch import distributed as dist
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from attngrad._options import check_real, fail
 
@@ -32,7 +33,7 @@ _FOREVER = 86400.0 * 365
 class RingError(RuntimeError):
     """A peer is gone, has stalled, or has failed: ``rank`` of the group, while this one was at ``step``.
 
-    Step 0 is the exchange of shapes and options; then come the steps of the ring, from 1. The group is of no use afterwards.
+    Step 0 is the exchange of shapes and options; then come the steps of the ring, from 1. The group is of no use after.
     """
 
     def __init__(self, message: str, rank: int, step: int) -> None:
@@ -148,17 +149,19 @@ class Ring:
         text = json.dumps({"pass": self.stage, "number": self.number, **record}).encode()
         if len(text) > _HEADER:
             raise RuntimeError(f"{self.function}: the shapes and options take {len(text)} bytes, {_HEADER} at most.")
-        mine = torch.zeros(_HEADER, dtype=torch.uint8)
-        mine[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-        headers = {self.rank: mine}
-        with self.guarded():
+        # Inside torch.func new tensors would belong to the transform: headers are none of its business.
+        with temporarily_clear_interpreter_stack(), self.guarded():
+            mine = torch.zeros(_HEADER, dtype=torch.uint8)
+            mine[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+            headers = {self.rank: mine}
             for step in range(self.size - 1):
                 theirs = torch.empty_like(mine)
                 self.start([headers[self.source(step)]], [theirs])
                 self.wait()
                 headers[self.source(step + 1)] = theirs
+            found = [bytes(headers[rank].numpy()).rstrip(b"\0") for rank in range(self.size)]
         self.sent = 0
-        return [json.loads(bytes(headers[rank].numpy()).rstrip(b"\0")) for rank in range(self.size)]
+        return [json.loads(header) for header in found]
 
     # --- failures ---------------------------------------------------------------------------------------------------
 
@@ -196,7 +199,7 @@ class Ring:
 
 
 class _Notes:
-    """The notes of one pass in the store of the group: one a rank, about the rank that it waits for or its own error."""
+    """The notes of a pass in the store of the group: one a rank, about the rank that it waits for or its own error."""
 
     def __init__(self, ring: Ring) -> None:
         self._ring = ring
@@ -248,14 +251,14 @@ class _Notes:
         while True:
             ends = [self._follow(peer) for peer in peers]
             for rank, note in ends:
-                if note:
+                if rank is not None and note:
                     return rank, f"failed: {note}"
             if time.monotonic() > end:
                 silent = [rank for rank, _ in ends if rank is not None]
                 return (silent[0] if silent else peers[0]), ""
             time.sleep(0.02)
 
-    def _follow(self, rank: int) -> tuple[int, str] | tuple[None, str]:
+    def _follow(self, rank: int) -> tuple[int | None, str]:
         """The first rank from ``rank`` on without a note or with an error; None where they go round in a circle."""
         seen = {self._ring.rank}
         while rank not in seen:
