@@ -201,7 +201,7 @@ def torch_fused_products() -> tuple[list[str], str]:
     """The products inside the fused backward, by the calls of MKL, and whether dQ and dK read the same dS.
 
     The kernel works on tiles, and a product of attention takes T S D multiplications a head: those of all calls,
-    divided by that, are the number of products. dS is made where dA was written, so the addresses tell what dQ and dK read.
+    divided by that, are the number of products. dS is made where dA was written: addresses tell what dQ and dK read.
     """
     import torch
 

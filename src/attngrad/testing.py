@@ -31,7 +31,7 @@ def _same_shape(function: str, a: NDArray, b: NDArray) -> None:
 
 
 def relative_error(actual: NDArray, expected: NDArray) -> float:
-    """max |actual - expected| / max |expected|, or the plain difference where everything expected is zero.
+    """``max |actual - expected| / max |expected|``, or the plain difference where everything expected is zero.
 
     Infinite where either has NaN.
 
