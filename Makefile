@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 BUILD_INPUTS := pyproject.toml CMakeLists.txt $(wildcard csrc/*)
 
-.PHONY: demo test test-full lint format clean sanitize fuzz bench
+.PHONY: demo test test-full lint format clean sanitize fuzz bench docs
 
 demo: .venv/.installed
 	$(BIN)/attngrad demo
@@ -28,6 +28,11 @@ format: .venv/.installed-test
 bench: .venv/.installed
 	$(BIN)/python -m pip install --quiet --editable '.[bench]'
 	$(BIN)/attngrad bench --json benchmarks/results.json --markdown docs/benchmarks.md --plots docs/benchmarks
+
+# The site, into build/docs/index.html; warnings are errors.
+docs: .venv/.installed
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	$(BIN)/python -m sphinx -W --keep-going -n -q -b html -d build/doctrees docs build/docs
 
 # The kernels under AddressSanitizer and UndefinedBehaviorSanitizer, in an environment of their own that borrows the
 # other packages of .venv.

@@ -26,7 +26,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -57,8 +56,7 @@ class Operation(NamedTuple):
     product: tuple[Buffer, Buffer] | None = None
 
 
-@dataclass
-class Count:
+class Count(NamedTuple):
     """What one backward spends. ``omega``: once, twice, or why it cannot be told."""
 
     system: str
@@ -491,14 +489,25 @@ def hips_operations() -> list[Operation]:
 
     q, k, v, dout = (x.view(Recording) for x in arrays())
     Recording.alive = []
-    pullback, _ = make_vjp(attention)((q, k, v))
+    before: list[Operation] = []
     recorded: list[Operation] = []
-    Recording.log = recorded
     try:
+        Recording.log = before
+        pullback, _ = make_vjp(attention)((q, k, v))
+        Recording.log = recorded
         pullback(dout)
     finally:
         Recording.log = None
-    return recorded
+    # np.zeros takes no array, so it is not seen when it is called, but when its result is read for the first time.
+    known = {b.key for op in before for b in (*op.reads, *op.writes)} | {numpy_buffer(dout).key}
+    complete = []
+    for op in recorded:
+        for b in (b for b in op.reads if b.key not in known):
+            known.add(b.key)
+            complete.append(Operation("zeros", [], [b]))
+        known |= {b.key for b in op.writes}
+        complete.append(op)
+    return complete
 
 
 # --- the table -------------------------------------------------------------------------------------------------------
@@ -509,16 +518,16 @@ def torch_fused_count() -> Count:
     ops = torch_eager(torch_fused, D)
     names, omega = torch_fused_products()
     counted = count("PyTorch, fused (E = D)", [op for op in ops if "attention" in op.name])
-    return Count(counted.system, names, omega, counted.score_arrays_written, 0, counted.megabytes)
+    return counted._replace(products=names, omega=omega)
 
 
 def torch_compiled_count(features: int = E) -> Count:
     """torch.compile of attention as written by hand. Where it becomes the fused operation, that is said."""
     ops, written, megabytes = torch_compiled(features)
     counted = count("torch.compile" + " (E = D)" * (features == D), ops, megabytes)
-    counted.score_arrays_written = written
+    counted = counted._replace(score_arrays_written=written)
     if fused := [op.name for op in ops if "attention" in op.name]:
-        counted.omega = f"inside: the graph became {fused[0]}"
+        counted = counted._replace(omega=f"inside: the graph became {fused[0]}")
     return counted
 
 
@@ -543,7 +552,7 @@ def main() -> None:
     missing = [name for name in SYSTEMS if importlib.util.find_spec(name) is None]
     counts = [c for name, found in SYSTEMS.items() if name not in missing for c in found()]
     if as_json:
-        print(json.dumps({"counts": [asdict(c) for c in counts], "missing": missing, "least": least_megabytes()}))
+        print(json.dumps({"counts": [c._asdict() for c in counts], "missing": missing, "least": least_megabytes()}))
         return
     print(f"Backward of attention, float32, batch {BATCH}, heads {HEADS}, T {T}, S {S}, D {D}, E {E}.")
     print(f"Inputs once and gradients once are {least_megabytes():.2f} MB, or {least_megabytes(D):.2f} with E = {D}.\n")

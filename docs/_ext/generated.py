@@ -33,7 +33,7 @@ def described(name: str, value: Any) -> str:
 
 
 def own_names(module: ModuleType) -> Iterator[str]:
-    """The public functions and classes of a module, as ``__all__`` has them or where there is none as it defines them."""
+    """The public functions and classes of a module: those of ``__all__``, or else those that it defines."""
     names = getattr(module, "__all__", None) or [n for n in vars(module) if not n.startswith("_")]
     for name in names:
         value = getattr(module, name)
