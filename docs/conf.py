@@ -25,6 +25,7 @@ nitpick_ignore_regex = [(r"py:.*", r"(?!attngrad\.[a-z]).*")]  # names of other 
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # the signatures carry options; the shapes are in the text
 napoleon_google_docstring = True
+napoleon_use_param = False  # arguments that go together are described together
 
 html_theme = "furo"
 html_title = "attngrad"

@@ -1,9 +1,10 @@
 """Pages that write themselves: ``{public-names}`` from ``attngrad.__all__``, ``{errata}`` from a run of the errata.
 
-``{guides}`` is a toctree some of whose patterns may match no page.
+``{guides}`` is a toctree some of whose patterns may match no page. The empty line that ends a doctest is not shown.
 """
 
 import inspect
+import re
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -87,7 +88,8 @@ class Errata(SphinxDirective):
                 for label, said, error in rows:
                     if said:
                         figure = "" if error is None else f" [{error:.1e}]"
-                        text.append(f"- *{label}* {literal(said)}{figure}")
+                        shown = literal(said) if label in ("says", "correct") else escaped(said)
+                        text.append(f"- *{label}* {shown}{figure}")
                 text.append("")
         return self.parse_text_to_nodes("\n".join(text), allow_section_headings=True)
 
@@ -96,6 +98,11 @@ def literal(text: str) -> str:
     """The text as it stands, whatever signs it has."""
     ticks = "`" * (1 + max((len(run) for run in text.split() if set(run) == {"`"}), default=0))
     return f"{ticks}{text}{ticks}"
+
+
+def escaped(text: str) -> str:
+    """Prose, with signs that mean nothing to MyST."""
+    return re.sub(r"([\\`*_{}\[\]()#+\-.!$|<>~^])", r"\\\1", text)
 
 
 class Guides(TocTree):
@@ -108,9 +115,19 @@ class Guides(TocTree):
         return super().run()
 
 
+def without_empty_ends(app: Sphinx, doctree: nodes.document) -> None:
+    """Take the empty lines off the end of every code block."""
+    for block in doctree.findall(nodes.literal_block):
+        text = block.astext().rstrip()
+        if text and len(block.children) == 1 and isinstance(block[0], nodes.Text):
+            block.rawsource = text
+            block[0] = nodes.Text(text)
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Register them."""
     app.add_directive("guides", Guides)
     app.add_directive("public-names", PublicNames)
     app.add_directive("errata", Errata)
+    app.connect("doctree-read", without_empty_ends)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
