@@ -87,7 +87,8 @@ def index() -> str:
                 formula = m.formula.replace("|", "\\|")
                 lines.append(f"| [`{m.id}`]({m.id}.md) | {m.title} | `{formula}` |")
         lines.append("")
-    return "\n".join(lines).rstrip() + "\n"
+    lines += ["```{toctree}", ":hidden:", ":glob:", "", "*", "```"]  # for the site: the pages under this one
+    return "\n".join(lines) + "\n"
 
 
 def pages() -> dict[str, str]:
