@@ -1,8 +1,8 @@
 """Memory and time of ring attention against one process; ``python benchmarks/ring.py [memory] [time]``.
 
 Memory: the highest resident set of a rank during forward and backward, less that after start-up (imports, group, one
-short call), inputs and results included, at n = 32768. Time: forward and backward at n = 8192, ranks with one thread each
-against one process with as many threads as there are ranks; the two take turns. FLOPs as in benchmarks/README.md.
+short call), inputs and results included, at n = 32768. Time: forward and backward at n = 8192, ranks with one thread
+each against one process with as many threads as there are ranks; the two take turns. FLOPs as in benchmarks/README.md.
 """
 
 from __future__ import annotations
