@@ -144,7 +144,7 @@ def test_a_right_jax_function_passes_with_every_seed(dtype):
 
 
 def flash_in_bfloat16(seeds, effort):
-    """In a process of its own, without AMX: on some virtual machines torch's bfloat16 backward dies of SIGILL with it."""
+    """In a process of its own, without AMX: on some virtual machines torch's bfloat16 backward dies with it."""
     code = (
         "import test_auditor_sensitivity as t\n"
         f"found = t.alarms(t.flash, 'bfloat16', range({seeds}), {effort!r})\n"

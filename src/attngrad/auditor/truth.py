@@ -23,8 +23,8 @@ from attngrad.testing import rms_error, rounding_bound
 
 LONG = np.dtype(np.longdouble)
 OUTLIER = 8.0
-"""How many times its error scale one entry may be off. The kernels and the reference showed 0.4 at most, over 12 seeds in
-four dtypes; other right computations round otherwise, hence the room."""
+"""How many times its error scale one entry may be off. The kernels and the reference showed 0.4 at most, over 12 seeds
+in four dtypes; other right computations round otherwise, hence the room."""
 
 _STRAIGHTFORWARD: tuple[Mapping[str, Override], ...] = (
     {},
