@@ -45,7 +45,7 @@ sanitize: .venv/.installed-test
 	  -C build-dir=build/sanitize .
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
 	  UBSAN_OPTIONS=print_stacktrace=1 $(SANITIZED)/bin/python -m pytest -n auto -p no:cacheprovider \
-	  tests/test_kernels.py tests/test_attention.py tests/test_philox.py -k "not linear_memory"
+	  tests/test_kernels.py tests/test_attention.py tests/test_tangents.py tests/test_philox.py -k "not linear_memory"
 
 # Random shapes, strides, dtypes, threads and options against the reference.
 MINUTES ?= 10
