@@ -12,7 +12,7 @@ import torch
 import attngrad
 from attngrad import reference
 from attngrad._options import Options
-from attngrad.distributed import shard
+from attngrad.distributed import plan, shard
 from attngrad.distributed._layout import Layout, even
 from attngrad.distributed._ring import Inputs, Job
 from attngrad.testing import relative_error, rms_error, rounding_bound
@@ -133,6 +133,38 @@ def test_results_are_the_same_bit_for_bit_each_time(pool):
     first, second = (pool.run(4, run_case, c, "zigzag") for _ in range(2))
     for a, b in zip(first, second, strict=True):
         assert all(a[name].tobytes() == b[name].tobytes() for name in a)
+
+
+def bytes_sent(group: Any, rank: int) -> list[int]:
+    """By a forward and a backward pass."""
+    from attngrad.distributed import _ring, ring_attention
+
+    sent, passes = [], {name: getattr(_ring, name) for name in ("forward", "backward")}
+
+    def counting(name: str) -> Any:
+        def run(ring: Any, *args: Any) -> Any:
+            result = passes[name](ring, *args)
+            sent.append(ring.sent)
+            return result
+
+        return run
+
+    for name in passes:
+        setattr(_ring, name, counting(name))
+    x = torch.zeros(2, 4, 8, 16, requires_grad=True)
+    k = torch.zeros(2, 2, 8, 16)
+    ring_attention(x, k, k, group=group).sum().backward()
+    for name, run in passes.items():
+        setattr(_ring, name, run)
+    return sent
+
+
+def test_ranks_send_the_bytes_that_the_plan_says(pool):
+    for ranks in (1, 3, 4):
+        p = plan(8 * ranks, ranks, 4, 16, bandwidth=1e9, flops=1e9, batch=2, key_heads=2)
+        for forward, backward in pool.run(ranks, bytes_sent):
+            assert forward == (ranks - 1) * p.forward_bytes
+            assert forward + backward == p.total_bytes
 
 
 # --- layouts --------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from attngrad._options import check_flag, check_integer, check_real, fail
+from attngrad.distributed._ring import PIECE
 
 
 class Plan(NamedTuple):
@@ -85,14 +86,13 @@ def plan(
     rows, keys = batch * heads * tokens, batch * key_heads * tokens  # vectors of dim numbers
     wide = max(itemsize, 4)
     block, sums = 2 * keys * dim * itemsize, 2 * keys * dim * wide
-    # q, dout, out and k, v as given; dq, its part, the statistics, and a copy of the rows of a tile; 16-bit: q, dout
-    # and out once more in float32, and a block of keys
-    memory = 3 * rows * dim * itemsize + block + 3 * rows * dim * wide + 4 * rows * wide
+    memory = 3 * rows * dim * itemsize + block  # q, dout, out; k, v
+    memory += rows * dim * wide + 4 * rows * wide  # dq, and the statistics of the rows
+    memory += min(ranks - 1, 2) * block + (3 if ranks > 1 else 1) * sums  # what travels
+    memory += 2 * batch * (heads + key_heads) * min(tokens, PIECE) * dim * wide  # of a tile
     if itemsize == 2:
-        memory += 3 * rows * dim * wide + sums
-    memory += 2 * sums  # of a tile, and of the step
-    if ranks > 1:
-        memory += 2 * block + 2 * sums  # k, v here and coming; dk, dv leaving and coming
+        memory += 3 * rows * dim * wide  # q, dout and out in float32
+        memory += rows * dim * itemsize + block  # dq, dk and dv, rounded
     forward_flops = 4.0 * dim * batch * heads * float(tokens) ** 2 * (0.5 if causal else 1.0)
     computes = (forward_flops / flops, 2.5 * forward_flops / flops)
     sends = (block, block + sums) if ranks > 1 else (0, 0)

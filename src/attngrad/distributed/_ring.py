@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attngrad import _kernels
+from attngrad import _kernels, _native
 from attngrad._arrays import ACCUMULATE
 from attngrad._kernels import Saved
 from attngrad._options import Array, Gradients, Operands, Options, Tangents
@@ -63,11 +63,21 @@ class Job:
         if not o.causal and o.window is None and o.dropout == 0.0 and x.bias is None and x.mask is None:
             # Positions do not matter: one tile.
             queries, keys = _joined(self.queries.lengths[rank]), _joined(self.keys.lengths[source])
-        for rows in queries:
-            for columns in keys:
+        for rows in _pieces(queries):
+            for columns in _pieces(keys):
                 offset = self.offset + rows.start - columns.start
                 if sees(o, offset, rows.length, columns.length):
                     yield Tile(rows, columns, offset)
+
+
+PIECE = 1024
+"""Tokens on a side of a tile at most: what a tile gives stays small beside what a rank holds."""
+
+
+def _pieces(runs: list[Run]) -> Iterator[Run]:
+    for run in runs:
+        for at in range(0, run.length, PIECE):
+            yield Run(run.local + at, run.start + at, min(PIECE, run.length - at))
 
 
 def _joined(length: int) -> list[Run]:
@@ -108,7 +118,10 @@ class _Conveyor:
         if len(self._spare) < 2:  # the own block is not ours to write to
             largest = max(self._layout.lengths)
             self._spare.append(
-                [_like(x, axis, largest).view(-1) for x, axis in zip(self.here, self._axes, strict=True)]
+                [
+                    _memory(_shape(x, axis, largest), x.dtype).view(-1)
+                    for x, axis in zip(self.here, self._axes, strict=True)
+                ]
             )
         flat = self._spare[step % 2]
         length = self._layout.lengths[self._ring.source(step + 1)]
@@ -128,8 +141,14 @@ def _shape(x: Tensor, axis: int, length: int) -> torch.Size:
     return torch.Size(shape)
 
 
-def _like(x: Tensor, axis: int, length: int) -> Tensor:
-    return torch.empty(_shape(x, axis, length), dtype=x.dtype)
+def _memory(shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    """A tensor, in memory that earlier results have left: so steps and passes use the same again."""
+    size = shape.numel() * dtype.itemsize
+    return torch.from_numpy(_native.buffer(size)).view(dtype).view(shape) if size else torch.empty(shape, dtype=dtype)
+
+
+def _zeros(shape: tuple[int, ...], dtype: Any) -> Array:
+    return to_array(_memory(torch.Size(shape), _torch(dtype)).zero_())
 
 
 def _block(x: Inputs, extra: Sequence[Array] = ()) -> tuple[list[Tensor], list[int]]:
@@ -211,7 +230,7 @@ class _Merger:
         self._base: Any = np.exp if natural else np.exp2
         self._log = 1.0 if natural else float(np.log(2.0))
         rows, dtype = x.q.shape[:-1], x.q.dtype
-        self.out = np.zeros((*rows, x.v.shape[-1]), dtype)
+        self.out = _zeros((*rows, x.v.shape[-1]), dtype)
         self.top = np.full(rows, -np.inf, dtype)
         if x.sinks is not None:
             self.top[...] = wide(x.sinks)[:, None]
@@ -254,7 +273,7 @@ def backward(ring: Ring, job: Job, x: Inputs, saved: Saved, dout: Array | None, 
     """
     x, dtypes = x._replace(q=wide(x.q)), x
     dout = None if dout is None else wide(dout)
-    dq = np.zeros(x.q.shape, x.q.dtype)
+    dq = _zeros(x.q.shape, x.q.dtype)
     dbias = None if x.bias is None else np.zeros(x.bias.shape, x.q.dtype)
     conveyor = _Conveyor(ring, job.keys, *_block(x))
     sums = _Sums(x, ring, job.keys)
@@ -263,7 +282,7 @@ def backward(ring: Ring, job: Job, x: Inputs, saved: Saved, dout: Array | None, 
         keys, sums_of = conveyor.depart(step), sums.depart(step)
         ring.start([*keys[0], *sums_of[0]], [*keys[1], *sums_of[1]])
         block = list(map(to_array, conveyor.here))
-        part = _Part(block, x.q.dtype)
+        sums.begin(step)
         for tile in job.tiles(x, ring.rank, ring.source(step)):
             rows = tile.rows.here
             # in a row that saw nothing, inverse = 0: there the kernels give zero
@@ -276,12 +295,13 @@ def backward(ring: Ring, job: Job, x: Inputs, saved: Saved, dout: Array | None, 
                 None if dlse is None else dlse[..., rows],
             )
             dq[..., rows, :] += g.q
-            part.add(tile.columns.here, g)
             if dbias is not None:
                 dbias[_slice(dbias, tile)] += g.bias
+            sums.add(tile.columns.here, g)
+            del of_rows, g
         ring.wait()
         conveyor.arrive()
-        sums.arrive(part)
+        sums.arrive()
     dk, dv = sums.home()
     dsinks = None if x.sinks is None else _sink_gradient(x, saved, dout, dlse)
     with np.errstate(over="ignore"):
@@ -291,61 +311,68 @@ def backward(ring: Ring, job: Job, x: Inputs, saved: Saved, dout: Array | None, 
         )
 
 
-class _Part:
-    """dk and dv of one step, from the own queries."""
-
-    def __init__(self, block: Sequence[Array], dtype: Any) -> None:
-        self._shapes, self._dtype = [b.shape for b in block[:2]], dtype
-        self.sums: list[Array] | None = None
-
-    def add(self, columns: slice, g: Gradients) -> None:
-        if self.sums is None and g.k.shape == self._shapes[0]:
-            self.sums = [g.k, g.v]
-            return
-        if self.sums is None:
-            self.sums = [np.zeros(shape, self._dtype) for shape in self._shapes]
-        for total, part in zip(self.sums, (g.k, g.v), strict=True):
-            total[..., columns, :] += part
-
-
 class _Sums:
-    """The sums for dk and dv that follow the keys, one step behind: those that leave, and those that come."""
+    """dk and dv of a block from all ranks: they follow the keys, one step behind, and every rank adds its part.
+
+    Three sets of buffers: what leaves, what comes, and the part of this step.
+    """
 
     def __init__(self, x: Inputs, ring: Ring, layout: Layout) -> None:
         self._ring, self._layout = ring, layout
-        self._models = [torch.empty((*a.shape[:-2], 0, a.shape[-1]), dtype=_torch(x.q.dtype)) for a in (x.k, x.v)]
+        largest = max(layout.lengths)
+        self._shapes = [(*a.shape[:-2], largest, a.shape[-1]) for a in (x.k, x.v)]
+        dtype = _torch(x.q.dtype)
+        self._free = [
+            [_memory(torch.Size(shape), dtype).view(-1) for shape in self._shapes]
+            for _ in range(3 if ring.size > 1 else 1)
+        ]
         self._leaving: list[Tensor] = []
         self._coming: list[Tensor] = []
+        self._part: list[Tensor] = []
 
-    def _buffers(self, source: int) -> list[Tensor]:
-        return [_like(m, -2, self._layout.lengths[source]) for m in self._models]
+    def _take(self, source: int) -> list[Tensor]:
+        shapes = [torch.Size((*s[:-2], self._layout.lengths[source], s[-1])) for s in self._shapes]
+        return [flat[: shape.numel()].view(shape) for flat, shape in zip(self._free.pop(), shapes, strict=True)]
+
+    def _give(self, tensors: list[Tensor]) -> None:
+        self._free.append([x.as_strided((x.untyped_storage().nbytes() // x.itemsize,), (1,), 0) for x in tensors])
 
     def depart(self, step: int) -> tuple[list[Tensor], list[Tensor]]:
-        if step == 0 or self._ring.size == 1:
+        """What to send and to receive during ``step``; nothing in the first one."""
+        if step == 0:
             return [], []
-        self._coming = self._buffers(self._ring.source(step))
+        self._coming = self._take(self._ring.source(step))
         return self._leaving, self._coming
 
-    def arrive(self, part: _Part) -> None:
-        if not self._coming:  # step 0: the sums begin
-            mine = (
-                [to_tensor(a) for a in part.sums] if part.sums else [b.zero_() for b in self._buffers(self._ring.rank)]
-            )
-            self._leaving = mine
+    def begin(self, step: int) -> None:
+        """The part of ``step`` begins at zero."""
+        self._part = [x.zero_() for x in self._take(self._ring.source(step))]
+
+    def add(self, columns: slice, g: Gradients) -> None:
+        """What a tile gives."""
+        for total, part in zip(self._part, (g.k, g.v), strict=True):
+            array = to_array(total)
+            array[..., columns, :] += part
+
+    def arrive(self) -> None:
+        """To what has come, add the part; it leaves in the next step."""
+        if not self._coming:
+            self._leaving, self._part = self._part, []
             return
-        if part.sums is not None:
-            for total, own in zip(self._coming, part.sums, strict=True):
-                array = to_array(total)
-                array += own
-        self._leaving, self._coming = self._coming, []
+        for total, part in zip(self._coming, self._part, strict=True):
+            total += part
+        self._give(self._leaving)
+        self._give(self._part)
+        self._leaving, self._coming, self._part = self._coming, [], []
 
     def home(self) -> tuple[Array, Array]:
         """The last hop: from the rank before come the sums of the own keys."""
         mine = self._leaving
         if self._ring.size > 1:
-            mine = self._buffers(self._ring.rank)
+            mine = self._take(self._ring.rank)
             self._ring.start(self._leaving, mine)
             self._ring.wait()
+        self._free, self._leaving = [], []
         dk, dv = map(to_array, mine)
         return dk, dv
 
