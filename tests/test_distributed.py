@@ -101,6 +101,26 @@ def test_shapes_of_every_kind(pool, shape, layout):
     assert_equal(pool, make(("window", "sinks", "segments"), shape), 3, layout)
 
 
+def run_case_in_pieces(group: Any, rank: int, *args: Any) -> Any:
+    from attngrad.distributed import _ring
+
+    before, _ring.PIECE = _ring.PIECE, 2
+    try:
+        return run_case(group, rank, *args)
+    finally:
+        _ring.PIECE = before
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_long_runs_are_cut_into_pieces(pool, layout):
+    for names in ((), EVERYTHING):
+        c = make(names, SHAPE)
+        got = joined(pool.run(2, run_case_in_pieces, c, layout), c, layout)
+        for name, x in expected(c).items():
+            finite = np.isfinite(x)
+            assert relative_error(got[name][finite], x[finite]) < 1e-12, name
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("lengths", [((7, 1, 1), (2, 6, 3)), ((0, 9, 0), (5, 0, 6)), ((4, 0, 5), (0, 0, 11))])
 def test_ranks_may_hold_any_number_of_tokens(pool, lengths, layout):

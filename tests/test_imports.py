@@ -37,6 +37,16 @@ def test_a_missing_package_gives_the_name_of_the_extra(bridge, missing):
     assert f"pip install 'attngrad[{bridge}]'" in result.stderr
 
 
+def test_distributed_without_torch_gives_the_name_of_the_extra():
+    code = "import sys\nsys.modules['torch'] = None\nimport attngrad\nattngrad.distributed"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)  # noqa: S603
+    assert result.returncode == 1
+    assert (
+        "ImportError: attngrad.distributed: PyTorch is not installed. Run: pip install 'attngrad[torch]'"
+        in result.stderr
+    )
+
+
 def test_the_help_of_the_command_loads_no_numpy():
     code = "import attngrad.cli\ntry:\n    attngrad.cli.main(['--help'])\nexcept SystemExit:\n    pass"
     assert not loaded(code) & {"numpy", "ml_dtypes", "rich", "torch"}

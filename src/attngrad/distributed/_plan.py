@@ -63,7 +63,7 @@ def plan(
 
     >>> p = plan(1_000_000, 64, heads=32, dim=128, bandwidth=10e9, flops=2e12, key_heads=8, itemsize=2, causal=True)
     >>> f"{p.memory / 1e9:.1f} GB, {p.time:.0f} s, {p.bound}, {p.efficiency:.2f}"
-    '2.8 GB, 224 s, compute, 1.00'
+    '2.2 GB, 224 s, compute, 1.00'
     """
     name = "plan"
     sizes = {"n": n, "ranks": ranks, "heads": heads, "dim": dim, "batch": batch, "itemsize": itemsize}
