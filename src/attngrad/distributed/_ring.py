@@ -56,22 +56,22 @@ class Job:
     keys: Layout
     offset: Array | int
 
-    def tiles(self, x: Inputs, rank: int, source: int) -> Iterator[Tile]:
-        """What queries of ``rank`` may see of the keys of ``source``."""
+    def tiles(self, x: Inputs, rank: int, source: int, cut_keys: bool = False) -> Iterator[Tile]:
+        """What queries of ``rank`` may see of the keys of ``source``; results the size of keys ask for ``cut_keys``."""
         o = self.options
         queries, keys = self.queries.runs(rank), self.keys.runs(source)
         if not o.causal and o.window is None and o.dropout == 0.0 and x.bias is None and x.mask is None:
             # Positions do not matter: one tile.
             queries, keys = _joined(self.queries.lengths[rank]), _joined(self.keys.lengths[source])
         for rows in _pieces(queries):
-            for columns in _pieces(keys):
+            for columns in _pieces(keys) if cut_keys else keys:
                 offset = self.offset + rows.start - columns.start
                 if sees(o, offset, rows.length, columns.length):
                     yield Tile(rows, columns, offset)
 
 
 PIECE = 1024
-"""Tokens on a side of a tile at most: what a tile gives stays small beside what a rank holds."""
+"""Tokens of a tile at most, on the sides that its results have: they stay small beside what a rank holds."""
 
 
 def _pieces(runs: list[Run]) -> Iterator[Run]:
@@ -283,7 +283,7 @@ def backward(ring: Ring, job: Job, x: Inputs, saved: Saved, dout: Array | None, 
         ring.start([*keys[0], *sums_of[0]], [*keys[1], *sums_of[1]])
         block = list(map(to_array, conveyor.here))
         sums.begin(step)
-        for tile in job.tiles(x, ring.rank, ring.source(step)):
+        for tile in job.tiles(x, ring.rank, ring.source(step), cut_keys=True):
             rows = tile.rows.here
             # in a row that saw nothing, inverse = 0: there the kernels give zero
             of_rows = Saved(*map(np.ascontiguousarray, (saved.out[..., rows, :], *(s[..., rows] for s in saved[1:]))))
