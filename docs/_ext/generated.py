@@ -1,4 +1,5 @@
-"""Pages that write themselves: ``{public-names}`` from ``attngrad.__all__``, ``{errata}`` from a run of the errata.
+"""Pages that write themselves: ``{public-names}`` from ``attngrad.__all__``, ``{errata}`` from a run of the errata,
+``{worked-page}`` from a trace.
 
 ``{guides}`` is a toctree some of whose patterns may match no page. The empty line that ends a doctest is not shown.
 """
@@ -6,9 +7,11 @@
 import inspect
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 from docutils import nodes
 from docutils.statemachine import StringList
 from sphinx.application import Sphinx
@@ -18,6 +21,7 @@ from sphinx.util.matching import patfilter
 
 import attngrad
 from attngrad import errata
+from attngrad.explain import examples
 
 
 def autodoc(directive: str, name: str, *options: str) -> str:
@@ -94,6 +98,26 @@ class Errata(SphinxDirective):
         return self.parse_text_to_nodes("\n".join(text), allow_section_headings=True)
 
 
+class WorkedPage(SphinxDirective):
+    """The page of ``attngrad explain``, in a frame."""
+
+    def run(self) -> list[nodes.Node]:
+        """The nodes."""
+        frame = (
+            '<iframe class="worked" src="_static/worked.html" title="A backward pass, worked" loading="lazy"></iframe>'
+        )
+        return [nodes.raw("", frame, format="html")]
+
+
+def write_worked_page(app: Sphinx, error: Exception | None) -> None:
+    """What the frame shows."""
+    if error is None and app.builder.format == "html":
+        arrays, tokens = examples.make(None, None, None, 0)
+        dout = np.random.default_rng([0, 1]).standard_normal(arrays["q"].shape)
+        trace = attngrad.trace(**arrays, dout=dout, tokens=tokens, causal=True)
+        (Path(app.outdir) / "_static" / "worked.html").write_text(trace.to_html())
+
+
 def literal(text: str) -> str:
     """The text as it stands, whatever signs it has."""
     ticks = "`" * (1 + max((len(run) for run in text.split() if set(run) == {"`"}), default=0))
@@ -129,5 +153,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("guides", Guides)
     app.add_directive("public-names", PublicNames)
     app.add_directive("errata", Errata)
+    app.add_directive("worked-page", WorkedPage)
     app.connect("doctree-read", without_empty_ends)
+    app.connect("build-finished", write_worked_page)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
