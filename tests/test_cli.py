@@ -197,3 +197,17 @@ def test_output_in_ascii_works_in_a_process_of_its_own():
     found = python_m("check", PYTHONIOENCODING="ascii")
     assert (found.returncode, found.stderr) == (0, "")
     assert found.stdout.isascii()
+
+
+@pytest.mark.parametrize(("shell", "position"), [("zsh", "1"), ("fish", "au")])
+def test_a_shell_completes_the_names_of_commands(shell, position):
+    environment = {"_ATTNGRAD_COMPLETE": f"{shell}_complete", "COMP_WORDS": "attngrad au", "COMP_CWORD": position}
+    told = subprocess.run(
+        [sys.executable, "-c", "from attngrad.cli import main; main(prog_name='attngrad')"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | environment,
+    )
+    assert "audit" in told.stdout
+    assert "bench" not in told.stdout

@@ -36,6 +36,8 @@ def main() -> None:
 
     Start with `attngrad demo`: a worked backward pass, a gradient check, and the errata. Then every number of a
     small one: `attngrad explain`; as a page: `attngrad explain --format html --open`.
+
+    Completion in bash: eval "$(_ATTNGRAD_COMPLETE=bash_source attngrad)"; likewise zsh_source, fish_source.
     """
 
 
