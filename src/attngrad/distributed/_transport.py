@@ -273,8 +273,8 @@ class _Notes:
 
     # The store may be gone too, with the rank that kept it. Then the neighbour is named.
 
-    def _key(self, rank: int) -> str:
-        return f"attngrad/ring/{self._ring.number}/{rank}"
+    def _key(self, rank: int, passes_ago: int = 0) -> str:
+        return f"attngrad/ring/{self._ring.number - passes_ago}/{rank}"
 
     def _set(self, note: dict[str, Any]) -> None:
         try:
@@ -283,11 +283,13 @@ class _Notes:
             self._store = None
 
     def _get(self, rank: int) -> dict[str, Any]:
+        """The note of a rank in this pass, or in the one before: it may still be there."""
+        note: dict[str, Any] = {}
         try:
             store = self._find()
-            if not store.check([self._key(rank)]):
-                return {}
-            note: dict[str, Any] = json.loads(store.get(self._key(rank)))
+            for key in (self._key(rank), self._key(rank, 1)):
+                if not note and store.check([key]):
+                    note = json.loads(store.get(key))
         except (RuntimeError, AttributeError):
             return {}
         return note
