@@ -388,7 +388,7 @@ class MultiHeadAttention:
             grads, grads_dot = _Collected(), _Collected()
             grads.add("o", affine_vjp(out, w["w_o"], wide))
             grads_dot.add("o", affine_hvp(out, w["w_o"], wide, out_dot, w_dot.get("w_o"), wide_dot))
-            for c, dheads, dheads_dot in zip(_LETTERS, found.grads, found.grads_dot, strict=False):
+            for c, dheads, dheads_dot in zip(_LETTERS, found.grads[:3], found.grads_dot[:3], strict=True):
                 dq, dq_dot = (self._features(c, d, m.turns) for d in (dheads, dheads_dot))
                 name, weight = source[c], f"w_{c}"
                 grads.add(c, affine_vjp(x[name], w[weight], dq), name)
