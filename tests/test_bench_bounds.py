@@ -160,17 +160,18 @@ def test_json_from_before_there_was_more_than_one_work_is_still_read():
 
 def test_the_json_says_where_with_what_and_how_spread():
     found = results_of().to_json()
-    assert found["schema"] == 1
+    assert found["schema"] == 2
     assert {"cpu", "cores", "isa", "threads"} <= set(found["machine"])
     assert {"python", OURS, "torch"} <= set(found["versions"])
-    assert {"commit", "date", "level", "peak", "bandwidth", "memory", "geometric_means", "bounds"} <= set(found)
+    assert {"commit", "date", "level", "bandwidth", "memory", "geometric_means", "bounds"} <= set(found)
     row = found["rows"][0]
     assert set(row["times"][OURS]) == {"median", "lower", "upper", "best", "samples", "loops"}
     assert row["ratios"]["torch"] == pytest.approx(5.0)
     assert row["fraction"] == pytest.approx(0.9)
+    assert row["peak"] == 200e9
     assert set(row["shape"]) == {"batch", "heads", "key_heads", "t", "s", "d", "e"}
 
 
 def test_results_of_another_schema_are_refused():
-    with pytest.raises(ValueError, match="must have schema 1; got 99"):
+    with pytest.raises(ValueError, match="must have schema 2; got 99"):
         Results.from_json({"schema": 99})

@@ -14,10 +14,17 @@ from attngrad.bench.timing import Budget
 from bench_tools import FB, F, spoiled, timing_of
 
 
+def a_second_each(calls, budgets):
+    for call in calls.values():
+        call()
+    return {name: timing_of(1.0) for name in calls}
+
+
 @pytest.fixture
 def still(monkeypatch):
     """Every contender takes a second, and the machine is quiet."""
-    monkeypatch.setattr(runner, "interleave", lambda calls, budgets: {name: timing_of(1.0) for name in calls})
+    monkeypatch.setattr(runner, "interleave", a_second_each)
+    monkeypatch.setattr(runner.Probe, "rounds", 1000)
     monkeypatch.setattr(runner.Watch, "others", lambda self: 0.0)
 
 
@@ -32,6 +39,14 @@ def test_every_contender_of_a_row_is_verified_and_timed(still):
         assert list(row.times) == [OURS, OWN_FLOAT32]
         assert row.notes == {"numpy": "computes bfloat16 in software"}
         assert row.errors[OURS] > row.errors[OWN_FLOAT32]
+
+
+def test_the_peak_is_measured_beside_a_row_unless_memory_bounds_it(still, monkeypatch):
+    monkeypatch.setattr(runner.Probe, "measure", lambda self: self.rates.append(3e9 if self.double else 7e9))
+    for group, dtype, peak in [("sizes", "float32", 7e9), ("sizes", "float64", 3e9), ("decoding", "float32", 0.0)]:
+        (row,) = run_rows(Case(group, dims(1, 2, 5, 3), dtype=dtype, passes=(F,)))
+        assert row.peak == peak
+        assert list(row.times) == [OURS]
 
 
 def off_by_one(arrays):
@@ -111,7 +126,7 @@ def test_a_new_pass_is_one_entry_and_one_method_a_peer(still, monkeypatch):
 
 def test_a_disturbed_row_is_timed_again_and_the_quietest_kept(monkeypatch):
     others = iter([1.5, 0.7, 0.0])
-    monkeypatch.setattr(runner, "interleave", lambda calls, budgets: {name: timing_of(1.0) for name in calls})
+    monkeypatch.setattr(runner, "interleave", a_second_each)
     monkeypatch.setattr(runner.Watch, "others", lambda self: next(others))
     monkeypatch.setattr(runner.Patience, "wait", lambda self: True)
     (row,) = run_rows(Case("sizes", dims(1, 1, 4, 2), passes=(F,)))
@@ -152,8 +167,7 @@ def test_a_peer_whose_memory_cannot_be_measured_is_a_remark_and_attngrad_an_erro
 
     monkeypatch.setattr(memory, "measure", measure)
     monkeypatch.setattr(runner.Patience, "wait", lambda self: True)
-    for peak in ("measure", "measure_bandwidth"):
-        monkeypatch.setattr(timing.Peaks, peak, lambda self: None)
+    monkeypatch.setattr(runner, "bandwidth", lambda: 0.0)
     monkeypatch.setattr(runner, "find_peers", lambda settings: ([peers.load("torch", 1)], []))
     settings = runner.Settings(0, attngrad.get_num_threads(), only=("memory hvp",))
     guilty = "torch"

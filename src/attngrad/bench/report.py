@@ -95,7 +95,7 @@ def limits(results: Results) -> str:
     """What the machine can do, as measured in the same run."""
     peaks = ", ".join(f"{name} {rate / 1e9:.0f} GF" for name, rate in results.peak.items())
     bandwidth = f"{results.bandwidth / 1e9:.1f} GB/s" if results.bandwidth else "never on a quiet machine"
-    return f"FMA peak measured: {peaks or 'never on a quiet machine'}. Reading memory: {bandwidth}."
+    return f"FMA rate beside the rows, at most: {peaks or 'not measured'}. Reading memory: {bandwidth}."
 
 
 def _table(title: str, left: Sequence[str], right: Sequence[str]) -> Table:

@@ -14,7 +14,7 @@ from attngrad.bench.peers import HOUSE, OURS, OWN_BASE
 from attngrad.bench.quiet import DISTURBED, UNSTEADY
 from attngrad.bench.timing import Timing
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 def geometric_mean(values: Iterable[float]) -> float:
@@ -32,6 +32,7 @@ class Row:
     """One case in one pass: times, verified errors, and notes, why a contender was left out; or why the row failed.
 
     A row fails where attngrad itself computes something else than the reference; a peer that does is left out.
+    ``peak``: the FMA rate measured in turns with the contenders, in FLOP/s; 0 where memory bounds the row.
     ``others``: how many cores other processes used while it was timed; NaN where the system does not say.
     """
 
@@ -41,6 +42,7 @@ class Row:
     errors: dict[str, float] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
     failure: str | None = None
+    peak: float = 0.0
     others: float = 0.0
 
     @property
@@ -52,6 +54,11 @@ class Row:
     def mark(self) -> str:
         """A tilde where other processes disturbed the row."""
         return "~" if self.disturbed else ""
+
+    @property
+    def precision(self) -> str:
+        """What the kernels compute in."""
+        return "float64" if self.case.dtype == "float64" else "float32"
 
     @property
     def flops(self) -> float:
@@ -100,6 +107,7 @@ class Row:
             "errors": self.errors,
             "notes": self.notes,
             "failure": self.failure,
+            "peak": self.peak,
             "others": self.others,
             "disturbed": self.disturbed,
         }
@@ -111,23 +119,28 @@ class Row:
         case = Case(found["group"], n, found["kind"], found["dtype"], (found["pass"],))
         times = {name: Timing(**timing) for name, timing in found["times"].items()}
         others = math.nan if found["others"] is None else found["others"]
-        return Row(case, found["pass"], times, found["errors"], found["notes"], found["failure"], others)
+        return Row(case, found["pass"], times, found["errors"], found["notes"], found["failure"], found["peak"], others)
 
 
 @dataclass
 class Results:
-    """A run. ``peak`` is in FLOP/s by precision, ``bandwidth`` in bytes/s; both as measured in the same run."""
+    """A run. ``bandwidth`` is that of reading memory, in bytes/s, as measured in the same run."""
 
     machine: dict[str, Any]
     versions: dict[str, str]
     commit: str | None
     date: str
     level: str
-    peak: dict[str, float] = field(default_factory=dict)
     bandwidth: float = 0.0
     rows: list[Row] = field(default_factory=list)
     memory: list[Usage] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
+
+    @property
+    def peak(self) -> dict[str, float]:
+        """The highest FMA rate beside any row, by precision, in FLOP/s."""
+        rows = sorted((row for row in self.rows if row.peak), key=lambda row: row.peak)
+        return {row.precision: row.peak for row in rows}
 
     @property
     def timed(self) -> list[Row]:
@@ -150,9 +163,8 @@ class Results:
             yield group, [row for row in self.rows if row.case.group == group]
 
     def fraction(self, row: Row) -> float:
-        """The rate over what the machine can do: FMA peak, or bandwidth where memory bounds the row."""
-        precision = "float64" if row.case.dtype == "float64" else "float32"
-        limit = self.bandwidth if row.by_bytes else self.peak.get(precision, 0.0)
+        """The rate over what the machine can do: the FMA rate beside it, or bandwidth where memory bounds the row."""
+        limit = self.bandwidth if row.by_bytes else row.peak
         return row.rate / limit if limit else math.nan
 
     def losses(self) -> list[tuple[Row, str]]:
@@ -216,7 +228,7 @@ class Results:
             raise ValueError(
                 f"bench: the results must have schema {SCHEMA}; got {found.get('schema')!r}. Run it again."
             )
-        plain = {key: found[key] for key in ("machine", "versions", "commit", "date", "level", "peak", "bandwidth")}
+        plain = {key: found[key] for key in ("machine", "versions", "commit", "date", "level", "bandwidth")}
         rows = [Row.from_json(row) for row in found["rows"]]
         memory = [Usage(**{f.name: u[f.name] for f in fields(Usage) if f.name in u}) for u in found["memory"]]
         return Results(**plain, rows=rows, memory=memory, remarks=found["remarks"])

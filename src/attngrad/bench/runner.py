@@ -16,7 +16,7 @@ from attngrad.bench.peers import HOUSE, NAMES, OURS, Ours, OursInAnotherPass, Ou
 from attngrad.bench.probe import survey
 from attngrad.bench.quiet import Patience, Watch
 from attngrad.bench.results import Results, Row
-from attngrad.bench.timing import Budget, Call, Peaks, interleave
+from attngrad.bench.timing import Budget, Call, Probe, bandwidth, interleave
 
 Tell = Callable[[str, int], None]
 """Takes what is being done, and how many steps are behind it since the last time."""
@@ -28,6 +28,9 @@ PATIENCE = (10.0, 120.0, 300.0)
 """By level, the seconds that a run waits, in all, for other processes to leave the machine alone."""
 
 ATTEMPTS = 3
+
+PROBE = "fma"
+"""The contender that a share of the peak is taken of."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +71,11 @@ def time_quietly(row: Row, calls: Mapping[str, Call], budget: Callable[[str], Bu
     """``row`` with its timings; while it is disturbed and patience lasts, timed again, and the quietest kept."""
     best = row
     for attempt in range(ATTEMPTS):
-        watch = Watch.begin()
-        times = interleave(calls, {name: budget(name) for name in calls})
+        watch, probe = Watch.begin(), Probe(row.precision == "float64")
+        turns = dict(calls) if row.by_bytes else {**calls, PROBE: probe.measure}
+        times = interleave(turns, {name: budget(name) for name in turns})
+        if times.pop(PROBE, None) is not None:
+            row = replace(row, peak=probe.rate)
         found = replace(row, times=times, others=watch.others())
         if attempt == 0 or found.others < best.others or (best.disturbed and not found.disturbed):
             best = found
@@ -160,27 +166,20 @@ def run(settings: Settings, tell: Tell) -> Results:
         grid.LEVELS[settings.level],
         remarks=remarks,
     )
-    peaks = Peaks()
     try:
-        _measure(settings, peers, peaks, results, tell)
+        _measure(settings, peers, results, tell)
     except KeyboardInterrupt:
         results.remarks.append("bench: interrupted; this is what was measured until then.")
-    results.peak, results.bandwidth = dict(peaks.fma), peaks.bandwidth
     return results
 
 
-def _measure(settings: Settings, peers: list[Peer], peaks: Peaks, results: Results, tell: Tell) -> None:
+def _measure(settings: Settings, peers: list[Peer], results: Results, tell: Tell) -> None:
     patience = Patience(PATIENCE[settings.level])
-    tell("peak and bandwidth", 0)
+    tell("bandwidth", 0)
     patience.wait()
-    peaks.measure()
-    peaks.measure_bandwidth()
-    group = ""
+    results.bandwidth = bandwidth()
     for case, names in settings.cases():
         tell(f"{case.group}: {case.label}", 0)
-        if group not in ("", case.group):
-            peaks.measure(1, ("float32",))
-        group = case.group
         for row in run_case(case, names, peers, settings.budget, patience):
             results.rows.append(row)
             tell(_line(row), 1)
@@ -197,10 +196,9 @@ def _measure(settings: Settings, peers: list[Peer], peaks: Peaks, results: Resul
             continue
         results.memory.append(usage)
         tell(f"memory: {name}, {work}, n = {n}: {usage.multiple:.1f} x the size of q", 1)
-    tell("peak and bandwidth, again", 0)
+    tell("bandwidth, again", 0)
     patience.wait()
-    peaks.measure()
-    peaks.measure_bandwidth()
+    results.bandwidth = max(results.bandwidth, bandwidth())
 
 
 def _line(row: Row) -> str:

@@ -150,30 +150,33 @@ def interleave(calls: Mapping[str, Call], budgets: Mapping[str, Budget]) -> dict
     return {name: summarise(samples, loops[name]) for name, samples in found.items()}
 
 
-class Peaks:
-    """The limits of the machine, measured in the same run: FMA rate by precision, and the bandwidth of reading.
+class Probe:
+    """The FMA rate in registers, of all threads; a contender like the others, so that it is measured beside them.
 
-    What was measured while other processes ran would be too low, and make shares of it look good: it does not count.
+    The clock of a shared machine moves by a sixth within seconds. A share of the best rate of a whole run would say
+    more about when a row was timed than about the kernels.
     """
 
-    def __init__(self) -> None:
-        self.fma: dict[str, float] = {}
-        self.bandwidth = 0.0
+    rounds = 6_000_000
+    """About 20 ms."""
 
-    def measure(self, repeats: int = 3, precisions: tuple[str, ...] = ("float32", "float64")) -> None:
-        """Measure again; the largest rate of all counts."""
-        for precision in precisions:
-            for _ in range(repeats):
-                settle()
-                watch = Watch.begin()
-                rate = _native.fma_rate(precision == "float64", 30_000_000)
-                if not watch.others() > DISTURBED:
-                    self.fma[precision] = max(self.fma.get(precision, 0.0), rate)
+    def __init__(self, double: bool) -> None:
+        self.double = double
+        self.rates: list[float] = []
 
-    def measure_bandwidth(self, repeats: int = 8, megabytes: int = 512) -> None:
-        """The rate of reading an array far larger than the caches."""
-        data = np.ones(megabytes << 18, np.float32)
-        watch = Watch.begin()
-        rate = max(_native.read_rate(data) for _ in range(repeats))
-        if not watch.others() > DISTURBED:
-            self.bandwidth = max(self.bandwidth, rate)
+    def measure(self) -> None:
+        """Once more."""
+        self.rates.append(_native.fma_rate(self.double, self.rounds))
+
+    @property
+    def rate(self) -> float:
+        """The median, in FLOP/s."""
+        return float(np.median(self.rates))
+
+
+def bandwidth(repeats: int = 8, megabytes: int = 512) -> float:
+    """The rate of reading an array far larger than the caches; 0 while others use the machine."""
+    data = np.ones(megabytes << 18, np.float32)
+    watch = Watch.begin()
+    rate: float = max(_native.read_rate(data) for _ in range(repeats))
+    return 0.0 if watch.others() > DISTURBED else rate
