@@ -60,7 +60,7 @@ class Backward {
     using T = Compute<S>;
     struct Packed {
         Block<T> q;
-        T *qt, *dot, *qs, *dos, *dqt, *top, *inverse, *delta;
+        T *qt, *dot, *qs, *dos, *dq, *top, *inverse, *delta;
     };
 
 public:
@@ -107,8 +107,8 @@ public:
                 static_cast<T*>(g_.delta)[at] = delta;
                 x.delta[i] = x.inverse[i] == 0 ? 0 : delta;
             }
-            for (long c = 0; c < d; ++c) store<T>(x.dqt + c * block<T> + lane, Vec<T>{});
         }
+        std::memset(x.dq, 0, sizeof(T) * x.q.count * d);
     }
 
     void load_keys(const ChunkTask& task, long k0, long k1) {
@@ -128,7 +128,8 @@ public:
                 auto* fill = vectors == 3 ? omega<T, 3> : vectors == 2 ? omega<T, 2> : omega<T, 1>;
                 fill(scores_, st_ + at, dt_ + at, ds ? ds + at : nullptr, k0, span, panel.inner, at, x.top + at,
                      x.inverse + at, x.delta + at);
-                k_.template combine<ToC>(vectors, span, dt_ + row, x.dqt + at);  // (R8)
+                k_.template combine<ToC>(std::min(vectors * lanes<T>, x.q.count - at), span, dt_ + row,
+                                         x.dq + at * padded<T>(p_.D));  // (R8)
             });
         });
         each_key_run<T>(x.q, seen_, k0, k1, [&](long row, long rows, int q0, int q1) {
@@ -140,7 +141,7 @@ public:
     void finish(int n) {
         const Packed& x = packed_[n];
         for (int i = 0; i < x.q.width; ++i) factor_[i] = static_cast<T>(p_.scale);
-        unpack_lanes<S, T>(x.dqt, factor_, p_, x.q, p_.D, rows_, static_cast<S*>(g_.dq), nullptr);
+        write_rows<S, T>(x.dq, factor_, p_, x.q, p_.D, static_cast<S*>(g_.dq), nullptr);
     }
 
 private:
@@ -151,8 +152,8 @@ private:
           st_(cut.take<T>(keys<T> * block<T>)),
           dt_(cut.take<T>(keys<T> * block<T>)),
           factor_(cut.take<T>(block<T>)),
-          k_(p.D, cut),
-          v_(p.E, cut),
+          k_(p.D, true, cut),
+          v_(p.E, false, cut),
           dk_(p.D, g.dk, static_cast<T>(p.scale), cut),
           dv_(p.E, g.dv, T{1}, cut),
           scores_(p, cut),
@@ -161,7 +162,7 @@ private:
         const long d = padded<T>(p.D) * block<T>, e = padded<T>(p.E) * block<T>;
         for (int n = 0; n < blocks; ++n) {
             Packed x{};
-            for (T** part : {&x.qt, &x.qs, &x.dqt}) *part = cut.take<T>(d);
+            for (T** part : {&x.qt, &x.qs, &x.dq}) *part = cut.take<T>(d);
             for (T** part : {&x.dot, &x.dos}) *part = cut.take<T>(e);
             for (T** part : {&x.top, &x.inverse, &x.delta}) *part = cut.take<T>(block<T>);
             if (rows_) packed_[n] = x;

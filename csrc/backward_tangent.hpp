@@ -94,9 +94,9 @@ class BackwardTangent {
     using T = Compute<S>;
     struct Packed {
         Block<T> q;
-        T *qt, *dot, *qs, *dos, *dqt;                  // as in the backward pass
+        T *qt, *dot, *qs, *dos, *dq;                  // as in the backward pass
         T *q_dot_t, *dout_dot_t, *q_dots, *dout_dots;  // the same of the tangents; null where these are
-        T* dq_dot_t;
+        T* dq_dot;
         SecondOrderRows<T> rows;
     };
 
@@ -168,11 +168,8 @@ public:
                 x.rows.delta[lane + i] = delta[i];
                 x.rows.delta_dot[lane + i] = delta_dot[i];
             }
-            for (long c = 0; c < padded<T>(p_.D); ++c) {
-                store<T>(x.dqt + c * block<T> + lane, Vec<T>{});
-                store<T>(x.dq_dot_t + c * block<T> + lane, Vec<T>{});
-            }
         }
+        for (T* sums : {x.dq, x.dq_dot}) std::memset(sums, 0, sizeof(T) * x.q.count * padded<T>(p_.D));
     }
 
     void load_keys(const ChunkTask& task, long k0, long k1) {
@@ -198,9 +195,11 @@ public:
                                    t_.v.data ? &v_dot_ : nullptr, x.dot, tiles_.dp_dot + row);  // (H2)
                 auto* fill = vectors == 3 ? omega_tangent<T, 3> : vectors == 2 ? omega_tangent<T, 2> : omega_tangent<T, 1>;
                 fill(scores_, tiles_, k0, span, panel.inner, at, x.rows);
-                k_.template combine<ToC>(vectors, span, tiles_.dp + row, x.dqt + at);                            // (R8)
-                k_.template combine<ToC>(vectors, span, tiles_.dp_dot + row, x.dq_dot_t + at);                   // (H5)
-                if (t_.k.data) k_dot_.template combine<ToC>(vectors, span, tiles_.dp + row, x.dq_dot_t + at);
+                const int count = std::min(vectors * lanes<T>, x.q.count - at);
+                const long first = at * padded<T>(p_.D);
+                k_.template combine<ToC>(count, span, tiles_.dp + row, x.dq + first);          // (R8)
+                k_.template combine<ToC>(count, span, tiles_.dp_dot + row, x.dq_dot + first);  // (H5)
+                if (t_.k.data) k_dot_.template combine<ToC>(count, span, tiles_.dp + row, x.dq_dot + first);
             });
         });
         each_key_run<T>(x.q, seen_, k0, k1, [&](long row, long rows, int q0, int q1) {
@@ -217,8 +216,8 @@ public:
     void finish(int n) {
         const Packed& x = packed_[n];
         for (int i = 0; i < x.q.width; ++i) factor_[i] = static_cast<T>(p_.scale);
-        unpack_lanes<S, T>(x.dqt, factor_, p_, x.q, p_.D, rows_, static_cast<S*>(g_.g.dq), nullptr);
-        unpack_lanes<S, T>(x.dq_dot_t, factor_, p_, x.q, p_.D, rows_, static_cast<S*>(g_.dq_dot), nullptr);
+        write_rows<S, T>(x.dq, factor_, p_, x.q, p_.D, static_cast<S*>(g_.g.dq), nullptr);
+        write_rows<S, T>(x.dq_dot, factor_, p_, x.q, p_.D, static_cast<S*>(g_.dq_dot), nullptr);
     }
 
 private:
@@ -228,10 +227,10 @@ private:
           g_(g),
           rows_(cut.take<T>(lanes<T> * padded<T>(std::max(p.D, p.E)))),
           factor_(cut.take<T>(block<T>)),
-          k_(p.D, cut),
-          v_(p.E, cut),
-          k_dot_(t.k.data ? p.D : 0, cut),
-          v_dot_(t.v.data ? p.E : 0, cut),
+          k_(p.D, true, cut),
+          v_(p.E, false, cut),
+          k_dot_(t.k.data ? p.D : 0, true, cut),
+          v_dot_(t.v.data ? p.E : 0, false, cut),
           dk_(p.D, g.g.dk, static_cast<T>(p.scale), cut),
           dv_(p.E, g.g.dv, T{1}, cut),
           dk_dot_(p.D, g.dk_dot, static_cast<T>(p.scale), cut),
@@ -244,7 +243,7 @@ private:
         const long d = padded<T>(p.D) * block<T>, e = padded<T>(p.E) * block<T>;
         for (int n = 0; n < blocks; ++n) {
             Packed x{};
-            for (T** part : {&x.qt, &x.qs, &x.dqt, &x.dq_dot_t}) *part = cut.take<T>(d);
+            for (T** part : {&x.qt, &x.qs, &x.dq, &x.dq_dot}) *part = cut.take<T>(d);
             for (T** part : {&x.dot, &x.dos}) *part = cut.take<T>(e);
             for (T** part : {&x.q_dot_t, &x.q_dots}) *part = t.q.data ? cut.take<T>(d) : nullptr;
             for (T** part : {&x.dout_dot_t, &x.dout_dots}) *part = g.dout_dot.data ? cut.take<T>(e) : nullptr;

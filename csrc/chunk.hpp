@@ -315,7 +315,7 @@ void narrow_array(const Compute<S>* in, S* out, std::int64_t n, Team& team) {
     constexpr std::int64_t step = 1 << 16;
     const std::int64_t tasks = (n + step - 1) / step;
     team.run(tasks, static_cast<int>(std::min<std::int64_t>(tasks / 2 + 1, 4096)), [&](std::int64_t task, int) {
-        narrow_row<S, Compute<S>>(in + task * step, std::min(step, n - task * step), out + task * step);
+        narrow_row<S, Compute<S>>(in + task * step, std::min(step, n - task * step), 1, out + task * step);
     });
 }
 

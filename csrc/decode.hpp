@@ -86,42 +86,26 @@ private:
           top_(cut.take<T>(block<T>)),
           sum_(cut.take<T>(block<T>)),
           factor_(cut.take<T>(block<T>)),
-          k_(p.D, cut),
-          v_(cut.take<T>(keys<T> * padded<T>(p.E))),
+          k_(p.D, false, cut),
+          v_(p.E, true, cut),
           scores_(p, cut),
           used_(cut.used()) {}
 
     void tile(std::int64_t key_head, long k0, long k1, T* out) {
         k_.load(p_.k, q_.b, key_head, k0, k1);
-        const long columns = padded<T>(p_.E), n = k1 - k0;
+        v_.load(p_.v, q_.b, key_head, k0, k1);
+        const long n = k1 - k0;
         dot_products<T>(q_rows_, padded<T>(p_.D), q_.count, k_.rows(), k_.stride(), n, p_.D, st_);
         for (long i = 0; i < n; ++i)
             for (int lane = q_.count; lane < q_.width; ++lane) st_[i * block<T> + lane] = 0;
         softmax<T, 1>(scores_, st_, k0, Span{k0, k1}, q_.all.inner, 0, top_, sum_, factor_);
-        for (int r = 0; r < q_.count; ++r)
-            for (long e = 0; e < columns; ++e) out[r * columns + e] *= factor_[r];
-        // Rows of v as whole vectors: where they are, if they are.
-        const T* v = nullptr;
-        long v_stride = columns;
-        const S* first = row_of<S>(p_.v, q_.b, key_head, k0);
-        if constexpr (std::is_same_v<S, T>) {
-            if (columns == p_.E) v = first, v_stride = p_.v.row;
-        }
-        if (!v) {
-            for (long i = 0; i < n; ++i) widen_row<S, T>(first + i * p_.v.row, p_.E, columns, v_ + i * columns);
-            v = v_;
-        }
-        for (long c = 0; c < columns; c += strip<T>) {
-            const int vectors = static_cast<int>(std::min<long>(strip<T>, columns - c) / lanes<T>);
-            product<T, Order::ColMajor, ToC>(vectors, q_.count, n, st_, block<T>, v + c, v_stride, out + c, columns);
-        }
+        v_.template combine<ToScaledC>(q_.count, Span{k0, k1}, st_, out, factor_);
     }
 
     const Problem& p_;
     Block<T> q_;
     T *q_rows_, *st_, *top_, *sum_, *factor_;
-    KeyTile<S> k_;
-    T* v_;
+    KeyTile<S> k_, v_;
     Scores<T> scores_;
     std::size_t used_;
 };
@@ -146,10 +130,9 @@ void merge_runs(const Problem& p, const ForwardResult& r, std::int64_t b, std::i
             for (std::int64_t e = 0; e < columns; ++e) total[e] = (n ? total[e] : 0) + values[e] * factor;
         }
         const T inverse = sum == 0 ? 0 : 1 / sum;
-        for (std::int64_t e = 0; e < columns; ++e) total[e] *= inverse;
         const std::int64_t h = key_head * p.group() + row / p.T, i = row % p.T, at = ((b * p.Hq + h) * p.T + i) * p.E;
-        if (r.out) narrow_row<S, T>(total, p.E, static_cast<S*>(r.out) + at);
-        if (r.wide_out) narrow_row<T, T>(total, p.E, static_cast<T*>(r.wide_out) + at);
+        if (r.out) narrow_row<S, T>(total, p.E, inverse, static_cast<S*>(r.out) + at);
+        if (r.wide_out) narrow_row<T, T>(total, p.E, inverse, static_cast<T*>(r.wide_out) + at);
         write_row_statistics<T>(p, r, b, h, i, top, sum);
     }
 }

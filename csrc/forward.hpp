@@ -27,24 +27,27 @@ inline void gather_rows(const Rows& x, const Block<T>& q, int n, long length, T*
 // q transposed into the lanes: out[d][lane] = factor * q[lane][d].
 template <class S, class T>
 inline void pack_lanes(const Rows& x, const Block<T>& q, long length, T factor, T* rows, T* out) {
+    const long columns = padded<T>(length);
     for (int n = 0; n < q.width; n += lanes<T>) {
-        gather_rows<S, T>(x, q, n, length, rows);
-        transpose_in<T>(rows, padded<T>(length), padded<T>(length), out + n, block<T>, factor);
+        const T* in = rows;
+        long stride = columns;
+        if constexpr (std::is_same_v<S, T>) {  // whole vectors of one head: from where they are
+            const int last = n + lanes<T> - 1;
+            if (columns == length && last < q.count && q.head[n] == q.head[last])
+                in = row_of<S>(x, q.b, q.head[n], q.row[n]), stride = x.row;
+        }
+        if (in == rows) gather_rows<S, T>(x, q, n, length, rows);
+        transpose_in<T>(in, stride, columns, out + n, block<T>, factor);
     }
 }
 
-// The lanes of a block back to rows of an array (B, Hq, T, length): out[lane][e] = in[e][lane] * factor[lane].
+// Sums of a block, a row of whole vectors for each lane, to rows of an array (B, Hq, T, length), times factor[lane].
 template <class S, class T>
-inline void unpack_lanes(const T* in, const T* factor, const Problem& p, const Block<T>& q, long length, T* rows, S* out,
-                         T* wide) {
-    const long columns = padded<T>(length);
-    for (int n = 0; n < q.width; n += lanes<T>) {
-        transpose_out<T>(in + n, block<T>, columns, rows, columns, load<T>(factor + n));
-        for (int i = 0; i < lanes<T> && n + i < q.count; ++i) {
-            const std::int64_t at = q.index(p, n + i) * length;
-            if (out) narrow_row<S, T>(rows + i * columns, length, out + at);
-            if (wide) narrow_row<T, T>(rows + i * columns, length, wide + at);
-        }
+inline void write_rows(const T* sums, const T* factor, const Problem& p, const Block<T>& q, long length, S* out, T* wide) {
+    for (int n = 0; n < q.count; ++n, sums += padded<T>(length)) {
+        const std::int64_t at = q.index(p, n) * length;
+        if (out) narrow_row<S, T>(sums, length, factor[n], out + at);
+        if (wide) narrow_row<T, T>(sums, length, factor[n], wide + at);
     }
 }
 
@@ -145,13 +148,13 @@ private:
           r_(r),
           rows_(cut.take<T>(lanes<T> * padded<T>(std::max(p.D, p.E)))),
           qt_(cut.take<T>(padded<T>(p.D) * block<T>)),
-          ot_(cut.take<T>(padded<T>(p.E) * block<T>)),
+          sums_(cut.take<T>(padded<T>(p.E) * block<T>)),
           st_(cut.take<T>(keys<T> * block<T>)),
           top_(cut.take<T>(block<T>)),
           sum_(cut.take<T>(block<T>)),
           factor_(cut.take<T>(block<T>)),
-          k_(p.D, cut),
-          v_(p.E, cut),
+          k_(p.D, false, cut),
+          v_(p.E, true, cut),
           scores_(p, cut),
           used_(cut.used()) {}
 
@@ -161,8 +164,7 @@ private:
             top_[n] = p_.sinks ? Scores<T>::sink(p_, q_.head[n]) : -std::numeric_limits<T>::infinity();
             sum_[n] = top_[n] == -std::numeric_limits<T>::infinity() ? 0 : 1;
         }
-        for (long e = 0; e < padded<T>(p_.E); ++e)
-            for (int n = 0; n < q_.width; n += lanes<T>) store<T>(ot_ + e * block<T> + n, Vec<T>{});
+        std::memset(sums_, 0, sizeof(T) * q_.count * padded<T>(p_.E));
     }
 
     void tile(std::int64_t key_head, long k0, long k1) {
@@ -187,7 +189,8 @@ private:
             }
             bool rescaled = false;
             const auto add = [&]<class To>(To, int vectors, int at, Span span) {
-                v_.template combine<To>(vectors, span, st_ + (span.a - k0) * block<T> + at, ot_ + at, factor_ + at);
+                v_.template combine<To>(std::min(vectors * lanes<T>, q_.count - at), span,
+                                        st_ + (span.a - k0) * block<T> + at, sums_ + at * padded<T>(p_.E), factor_ + at);
             };
             if (panel.common.empty()) add(ToScaledC{}, panel.vectors, lane, Span{k0, k0}), rescaled = true;
             panel.parts([&](int vectors, int at, Span span) {
@@ -206,13 +209,13 @@ private:
             factor_[n] = sum_[n] == 0 ? 0 : 1 / sum_[n];
             if (n < q_.count) write_row_statistics<T>(p_, r_, q_.b, q_.head[n], q_.row[n], top_[n], sum_[n]);
         }
-        unpack_lanes<S, T>(ot_, factor_, p_, q_, p_.E, rows_, static_cast<S*>(r_.out), static_cast<T*>(r_.wide_out));
+        write_rows<S, T>(sums_, factor_, p_, q_, p_.E, static_cast<S*>(r_.out), static_cast<T*>(r_.wide_out));
     }
 
     const Problem& p_;
     ForwardResult r_;
     Block<T> q_;
-    T *rows_, *qt_, *ot_, *st_, *top_, *sum_, *factor_;
+    T *rows_, *qt_, *sums_, *st_, *top_, *sum_, *factor_;
     KeyTile<S> k_, v_;
     Scores<T> scores_;
     std::size_t used_;

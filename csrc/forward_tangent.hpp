@@ -138,16 +138,16 @@ private:
           rows_(cut.take<T>(lanes<T> * padded<T>(std::max(p.D, p.E)))),
           qt_(cut.take<T>(padded<T>(p.D) * block<T>)),
           q_dot_t_(t.q.data ? cut.take<T>(padded<T>(p.D) * block<T>) : nullptr),
-          ot_(cut.take<T>(padded<T>(p.E) * block<T>)),
-          o_dot_t_(cut.take<T>(padded<T>(p.E) * block<T>)),
+          sums_(cut.take<T>(padded<T>(p.E) * block<T>)),
+          sums_dot_(cut.take<T>(padded<T>(p.E) * block<T>)),
           st_(cut.take<T>(keys<T> * block<T>)),
           dt_(t.scores() ? cut.take<T>(keys<T> * block<T>) : nullptr),
           online_{cut.take<T>(block<T>), cut.take<T>(block<T>), cut.take<T>(block<T>), cut.take<T>(block<T>),
                   cut.take<T>(block<T>), cut.take<T>(block<T>), cut.take<T>(block<T>)},
-          k_(p.D, cut),
-          v_(p.E, cut),
-          k_dot_(t.k.data ? p.D : 0, cut),
-          v_dot_(t.v.data ? p.E : 0, cut),
+          k_(p.D, false, cut),
+          v_(p.E, true, cut),
+          k_dot_(t.k.data ? p.D : 0, false, cut),
+          v_dot_(t.v.data ? p.E : 0, true, cut),
           scores_(p, cut, t.bias),
           used_(cut.used()) {}
 
@@ -161,11 +161,7 @@ private:
             online_.shift[n] = t_.sinks && top != minus_inf ? static_cast<const T*>(t_.sinks)[q_.head[n]] : 0;
             online_.mean[n] = online_.rest[n] = online_.slide[n] = 0;
         }
-        for (long e = 0; e < padded<T>(p_.E); ++e)
-            for (int n = 0; n < q_.width; n += lanes<T>) {
-                store<T>(ot_ + e * block<T> + n, Vec<T>{});
-                store<T>(o_dot_t_ + e * block<T> + n, Vec<T>{});
-            }
+        for (T* sums : {sums_, sums_dot_}) std::memset(sums, 0, sizeof(T) * q_.count * padded<T>(p_.E));
     }
 
     void tile(std::int64_t key_head, long k0, long k1) {
@@ -188,12 +184,14 @@ private:
             } else {
                 for (int n = 0; n < panel.vectors; ++n) weights(panel, 1, lane + n * lanes<T>, panel.own[n], k0);
             }
-            for (int n = 0; n < panel.vectors; ++n) rescale(lane + n * lanes<T>);
+            for (int n = lane; n < std::min(lane + ATTNGRAD_ISA::panel<T>, q_.count); ++n) rescale(n);
             panel.parts([&](int vectors, int at, Span span) {
                 const long row = (span.a - k0) * block<T> + at;
-                v_.template combine<ToC>(vectors, span, st_ + row, ot_ + at);                           // (F5)
-                if (dt_) v_.template combine<ToC>(vectors, span, dt_ + row, o_dot_t_ + at);             // (T5)
-                if (t_.v.data) v_dot_.template combine<ToC>(vectors, span, st_ + row, o_dot_t_ + at);
+                const int count = std::min(vectors * lanes<T>, q_.count - at);
+                const long first = at * padded<T>(p_.E);
+                v_.template combine<ToC>(count, span, st_ + row, sums_ + first);                // (F5)
+                if (dt_) v_.template combine<ToC>(count, span, dt_ + row, sums_dot_ + first);  // (T5)
+                if (t_.v.data) v_dot_.template combine<ToC>(count, span, st_ + row, sums_dot_ + first);
             });
         }
     }
@@ -207,17 +205,15 @@ private:
         without(scores_, st_ + at, k0, span, panel.inner, at, online_.top + at, online_.sum + at, online_.factor + at);
     }
 
-    // The sums of one vector follow its new maximum and shift.
-    void rescale(int at) {
-        bool same = true;
-        for (int i = at; i < at + lanes<T>; ++i) same = same && online_.factor[i] == 1 && online_.slide[i] == 0;
-        if (same) return;
-        const Vec<T> factor = load<T>(online_.factor + at), slide = load<T>(online_.slide + at);
-        for (long e = 0; e < p_.E; ++e) {
-            T *out = ot_ + e * block<T> + at, *out_dot = o_dot_t_ + e * block<T> + at;
-            const Vec<T> o = load<T>(out);
-            store<T>(out_dot, load<T>(out_dot) * factor - slide * o);
-            store<T>(out, o * factor);
+    // The sums of one query follow its new maximum and shift.
+    void rescale(int n) {
+        const T factor = online_.factor[n], slide = online_.slide[n];
+        if (factor == 1 && slide == 0) return;
+        T *sums = sums_ + n * padded<T>(p_.E), *sums_dot = sums_dot_ + n * padded<T>(p_.E);
+        for (long e = 0; e < padded<T>(p_.E); e += lanes<T>) {
+            const Vec<T> x = load<T>(sums + e);
+            store<T>(sums_dot + e, load<T>(sums_dot + e) * factor - slide * x);
+            store<T>(sums + e, x * factor);
         }
     }
 
@@ -234,24 +230,21 @@ private:
             if (r_.shift) static_cast<T*>(r_.shift)[at] = online_.shift[n];
             if (r_.mean) static_cast<T*>(r_.mean)[at] = online_.mean[n];
         }
-        for (int at = 0; at < q_.width && dt_; at += lanes<T>) {
-            const Vec<T> rest = load<T>(online_.rest + at);
-            for (long e = 0; e < p_.E; ++e) {
-                T* out_dot = o_dot_t_ + e * block<T> + at;
-                store<T>(out_dot, load<T>(out_dot) - rest * load<T>(ot_ + e * block<T> + at));
-            }
+        for (int n = 0; n < q_.count && dt_; ++n) {
+            const long first = n * padded<T>(p_.E);
+            for (long e = first; e < first + padded<T>(p_.E); e += lanes<T>)
+                store<T>(sums_dot_ + e, load<T>(sums_dot_ + e) - online_.rest[n] * load<T>(sums_ + e));
         }
-        unpack_lanes<S, T>(ot_, online_.factor, p_, q_, p_.E, rows_, static_cast<S*>(r_.f.out),
-                           static_cast<T*>(r_.f.wide_out));
-        unpack_lanes<S, T>(o_dot_t_, online_.factor, p_, q_, p_.E, rows_, static_cast<S*>(r_.out_dot),
-                           static_cast<T*>(r_.wide_out_dot));
+        write_rows<S, T>(sums_, online_.factor, p_, q_, p_.E, static_cast<S*>(r_.f.out), static_cast<T*>(r_.f.wide_out));
+        write_rows<S, T>(sums_dot_, online_.factor, p_, q_, p_.E, static_cast<S*>(r_.out_dot),
+                         static_cast<T*>(r_.wide_out_dot));
     }
 
     const Problem& p_;
     const Tangents& t_;
     ForwardTangentResult r_;
     Block<T> q_;
-    T *rows_, *qt_, *q_dot_t_, *ot_, *o_dot_t_, *st_, *dt_;
+    T *rows_, *qt_, *q_dot_t_, *sums_, *sums_dot_, *st_, *dt_;
     OnlineTangent<T> online_;
     KeyTile<S> k_, v_, k_dot_, v_dot_;
     Scores<T> scores_;

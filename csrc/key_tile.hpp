@@ -11,21 +11,28 @@ class KeyTile {
     using T = Compute<S>;
 
 public:
-    KeyTile(long length, Cutter& cut)
-        : length_(length), buffer_(std::is_same_v<S, T> ? nullptr : cut.template take<T>(keys<T> * length)) {}
+    // `whole`: rows of whole vectors, as combine() needs them; zero past the end.
+    KeyTile(long length, bool whole, Cutter& cut)
+        : length_(length),
+          columns_(whole ? padded<T>(length) : length),
+          whole_(whole),
+          buffer_(whole || !std::is_same_v<S, T> ? cut.template take<T>(keys<T> * columns_) : nullptr) {}
 
     // Rows k0 .. k1 of one head.
     void load(const Rows& x, std::int64_t b, std::int64_t head, long k0, long k1) {
         k0_ = k0;
         const S* first = row_of<S>(x, b, head, k0);
         if constexpr (std::is_same_v<S, T>) {
-            rows_ = first;
-            stride_ = x.row;
-        } else {
-            for (long k = 0; k < k1 - k0; ++k) widen_row<S, T>(first + k * x.row, length_, length_, buffer_ + k * length_);
-            rows_ = buffer_;
-            stride_ = length_;
+            // combine() reads the tile again and again: it must not lie at a stride that the cache cannot hold.
+            if (!whole_ || x.row == columns_) {
+                rows_ = first;
+                stride_ = x.row;
+                return;
+            }
         }
+        for (long k = 0; k < k1 - k0; ++k) widen_row<S, T>(first + k * x.row, length_, columns_, buffer_ + k * columns_);
+        rows_ = buffer_;
+        stride_ = columns_;
     }
     const T* rows() const { return rows_; }
     long stride() const { return stride_; }
@@ -41,15 +48,28 @@ public:
             product<T, Order::RowMajor, ToC>(vectors, n, std::min(step, length_ - i), rows + i, stride_,
                                                lanes + i * block<T>, block<T>, out, block<T>);
     }
-    // out[feature][lane] = sum over the keys of the span of row[key][feature] * weights[key][lane].
+    // out[lane][feature] = sum over the keys of the span of weights[key][lane] * row[key][feature], for `count` lanes; rows of
+    // `out` are whole vectors. The features go in strips of about the same width, as few as the registers allow.
     template <class To>
-    ATTNGRAD_INLINE void combine(int vectors, Span span, const T* weights, T* out, const T* factor = nullptr) const {
-        product<T, Order::ColMajor, To>(vectors, length_, span.b - span.a, rows_ + (span.a - k0_) * stride_, stride_,
-                                          weights, block<T>, out, block<T>, factor);
+    ATTNGRAD_INLINE void combine(int count, Span span, const T* weights, T* out, const T* factor = nullptr) const {
+        const long strips = (columns_ + strip<T> - 1) / strip<T>;
+        const long wide = strips ? padded<T>((columns_ + strips - 1) / strips) : 1;
+        // Rows wider than a strip lie at a stride: half a tile of them is what the first cache can hold.
+        const long n = span.b - span.a, half = strips > 1 ? std::min<long>(n, keys<T> / 2) : n;
+        const T* rows = rows_ + (span.a - k0_) * stride_;
+        for (long c = 0; c < columns_; c += wide) {
+            const int vectors = static_cast<int>(std::min(wide, columns_ - c) / lanes<T>);
+            product<T, Order::ColMajor, To>(vectors, count, half, weights, block<T>, rows + c, stride_, out + c, columns_,
+                                              factor);
+            if (half < n)
+                product<T, Order::ColMajor, ToC>(vectors, count, n - half, weights + half * block<T>, block<T>,
+                                                   rows + half * stride_ + c, stride_, out + c, columns_);
+        }
     }
 
 private:
-    long length_, k0_ = 0, stride_ = 0;
+    long length_, columns_, k0_ = 0, stride_ = 0;
+    bool whole_;
     T* buffer_;
     const T* rows_ = nullptr;
 };

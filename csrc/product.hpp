@@ -1,4 +1,4 @@
-// The one matrix product that every pass is made of: C = A B, C + A B or C o factor + A B, with the columns of B and C in
+// The one matrix product that every pass is made of: C = A B, C + A B or factor o C + A B, with the columns of B and C in
 // the SIMD lanes.
 //
 // A is read one number at a time and broadcast, so it may lie in either order, at any stride, and is never packed. B and
@@ -16,20 +16,20 @@ constexpr int tile_rows = registers == 32 ? (NV == 4 ? 6 : NV == 3 ? 8 : 12) : (
 // What the product is added to. Accumulators start from zero and C comes last, so that long sums are sums of sums.
 struct ToZero {
     template <class T>
-    static ATTNGRAD_INLINE Vec<T> finish(Vec<T> acc, const T*, const T*) {
+    static ATTNGRAD_INLINE Vec<T> finish(Vec<T> acc, const T*, const T*, long) {
         return acc;
     }
 };
 struct ToC {
     template <class T>
-    static ATTNGRAD_INLINE Vec<T> finish(Vec<T> acc, const T* c, const T*) {
+    static ATTNGRAD_INLINE Vec<T> finish(Vec<T> acc, const T* c, const T*, long) {
         return load<T>(c) + acc;
     }
 };
-struct ToScaledC {  // the rescaling of the online softmax: one factor a column
+struct ToScaledC {  // the rescaling of the online softmax: one factor a row
     template <class T>
-    static ATTNGRAD_INLINE Vec<T> finish(Vec<T> acc, const T* c, const T* factor) {
-        return load<T>(c) * load<T>(factor) + acc;
+    static ATTNGRAD_INLINE Vec<T> finish(Vec<T> acc, const T* c, const T* factor, long row) {
+        return load<T>(c) * broadcast<T>(factor[row]) + acc;
     }
 };
 
@@ -37,9 +37,11 @@ struct ToScaledC {  // the rescaling of the online softmax: one factor a column
 enum class Order { RowMajor, ColMajor };
 
 template <class T, int MR, int NV, Order order, class To>
-ATTNGRAD_INLINE void register_tile(long depth, const T* a, long a_stride, const T* b, long b_stride, T* c, long c_stride,
-                                   const T* factor) {
+ATTNGRAD_INLINE void register_tile(long first, long depth, const T* a, long a_stride, const T* b, long b_stride, T* c,
+                                   long c_stride, const T* factor) {
     constexpr int W = lanes<T>;
+    a += first * (order == Order::RowMajor ? a_stride : 1);
+    c += first * c_stride;
     Vec<T> acc[MR][NV] = {};
 #pragma GCC unroll 2
     for (long k = 0; k < depth; ++k) {
@@ -59,22 +61,20 @@ ATTNGRAD_INLINE void register_tile(long depth, const T* a, long a_stride, const 
 #pragma GCC unroll 4
         for (int v = 0; v < NV; ++v) {
             T* to = c + m * c_stride + v * W;
-            store<T>(to, To::template finish<T>(acc[m][v], to, factor + v * W));
+            store<T>(to, To::template finish<T>(acc[m][v], to, factor, first + m));
         }
 }
 
+// The rows from `first` on that are left of a whole number of tiles.
 template <class T, int MR, int NV, Order order, class To>
-ATTNGRAD_INLINE void row_tail(long rows, long depth, const T* a, long a_stride, const T* b, long b_stride, T* c,
+ATTNGRAD_INLINE void row_tail(long first, long rows, long depth, const T* a, long a_stride, const T* b, long b_stride, T* c,
                               long c_stride, const T* factor) {
     if constexpr (MR > 0) {
-        long done = 0;
-        if (rows >= MR) {
-            register_tile<T, MR, NV, order, To>(depth, a, a_stride, b, b_stride, c, c_stride, factor);
-            done = MR;
+        if (first + MR <= rows) {
+            register_tile<T, MR, NV, order, To>(first, depth, a, a_stride, b, b_stride, c, c_stride, factor);
+            first += MR;
         }
-        a += done * (order == Order::RowMajor ? a_stride : 1);
-        row_tail<T, (MR == 6 ? 4 : MR / 2), NV, order, To>(rows - done, depth, a, a_stride, b, b_stride,
-                                                             c + done * c_stride, c_stride, factor);
+        row_tail<T, (MR == 6 ? 4 : MR / 2), NV, order, To>(first, rows, depth, a, a_stride, b, b_stride, c, c_stride, factor);
     }
 }
 
@@ -83,13 +83,11 @@ template <class T, int NV, Order order, class To>
 __attribute__((noinline)) void product(long rows, long depth, const T* a, long a_stride, const T* b, long b_stride, T* c,
                                        long c_stride, const T* factor = nullptr) {
     constexpr int MR = tile_rows<NV>;
-    const long a_step = order == Order::RowMajor ? a_stride : 1;
     long m = 0;
     for (; m + MR <= rows; m += MR)
-        register_tile<T, MR, NV, order, To>(depth, a + m * a_step, a_stride, b, b_stride, c + m * c_stride, c_stride,
-                                              factor);
-    row_tail<T, (MR == 12 ? 8 : MR == 6 ? 4 : MR / 2), NV, order, To>(rows - m, depth, a + m * a_step, a_stride, b,
-                                                                        b_stride, c + m * c_stride, c_stride, factor);
+        register_tile<T, MR, NV, order, To>(m, depth, a, a_stride, b, b_stride, c, c_stride, factor);
+    row_tail<T, (MR == 12 ? 8 : MR == 6 ? 4 : MR / 2), NV, order, To>(m, rows, depth, a, a_stride, b, b_stride, c, c_stride,
+                                                                        factor);
 }
 
 // The same for a number of vectors known at run time, at most 4.

@@ -111,18 +111,6 @@ inline void transpose_in(const T* in, long in_stride, long columns, T* out, long
     }
 }
 
-// out[i][c] = in[c][lane0 + i] * factor[i], for W rows i and columns c < columns (a multiple of W).
-template <class T>
-inline void transpose_out(const T* in, long in_stride, long columns, T* out, long out_stride, Vec<T> factor) {
-    constexpr int W = lanes<T>;
-    for (long c = 0; c < columns; c += W) {
-        Vec<T> m[W];
-        for (int i = 0; i < W; ++i) m[i] = load<T>(in + (c + i) * in_stride) * factor;
-        transpose<T>(m);
-        for (int i = 0; i < W; ++i) store<T>(out + i * out_stride + c, m[i]);
-    }
-}
-
 // --- rows in user memory ----------------------------------------------------------------------------------------------
 
 template <class S, class T>
@@ -131,8 +119,8 @@ ATTNGRAD_INLINE void widen_row(const S* in, long n, long n_padded, T* out) {
     for (long i = n; i < n_padded; ++i) out[i] = 0;
 }
 template <class S, class T>
-ATTNGRAD_INLINE void narrow_row(const T* in, long n, S* out) {
-    for (long i = 0; i < n; ++i) narrow(in[i], out[i]);
+ATTNGRAD_INLINE void narrow_row(const T* in, long n, T factor, S* out) {
+    for (long i = 0; i < n; ++i) narrow(in[i] * factor, out[i]);
 }
 
 template <class S>
