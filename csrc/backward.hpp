@@ -20,22 +20,20 @@ __attribute__((noinline)) void omega(const Scores<T> scores, T* s, T* dp, T* ds,
         r[v] = load<T>(inverse + v * W);
         d[v] = load<T>(delta + v * W);
     }
-    const bool general = scores.general() || scores.drops();
-    each_key(keys, inner, general, scores.masked(), [&]<Path path>(long k) ATTNGRAD_LAMBDA {
+    each_key(keys, inner, scores.paths(true), [&]<Path path>(long k) ATTNGRAD_LAMBDA {
         const long at = (k - k0) * block<T>;
         for (int v = 0; v < NV; ++v) {
             const int n = v * W;
             Vec<T> x = load<T>(s + at + n);
             Cap<T> cap;
             Int<T> sees = ~Int<T>{};
-            if constexpr (path == Path::general) {
-                x = scores.template apply<1>(x, k, lane + n, &cap);
-                sees = x != -std::numeric_limits<T>::infinity();  // by a bias of -inf, too
-            }
+            if constexpr (path == Path::biased) x = scores.add_bias(x, k, lane + n);
+            if constexpr (path == Path::general) x = scores.template apply<1>(x, k, lane + n, &cap);
+            if constexpr (modified<path>) sees = x != -std::numeric_limits<T>::infinity();  // by a bias of -inf, too
             if constexpr (path == Path::hidden) sees = scores.sees(k, lane + n);
             x -= m[v];
-            if constexpr (path == Path::general) x = scores.exponent(x);
-            Vec<T> p = exp2<T, path == Path::general>(x) * r[v];
+            if constexpr (modified<path>) x = scores.exponent(x);
+            Vec<T> p = exp2<T, modified<path>>(x) * r[v];
             if constexpr (path != Path::clear) p = sees ? p : Vec<T>{};  // even where the row is NaN
             Vec<T> g = load<T>(dp + at + n), kept = p;
             if (path == Path::general && scores.drops()) {
@@ -45,10 +43,8 @@ __attribute__((noinline)) void omega(const Scores<T> scores, T* s, T* dp, T* ds,
             }
             Vec<T> dz = p * (g - d[v]);
             if constexpr (path != Path::clear) dz = sees ? dz : Vec<T>{};
-            if constexpr (path == Path::general) {
-                if (ds) store<T>(ds + at + n, dz);
-                if (scores.capped()) dz = sees ? dz * cap.slope : Vec<T>{};
-            }
+            if (modified<path> && ds) store<T>(ds + at + n, dz);
+            if (path == Path::general && scores.capped()) dz = sees ? dz * cap.slope : Vec<T>{};
             store<T>(s + at + n, kept);
             store<T>(dp + at + n, dz);
         }

@@ -32,8 +32,7 @@ template <class T, int NV>
 __attribute__((noinline)) void omega_tangent(const Scores<T> scores, const SecondOrderTiles<T>& tiles, long k0, Span keys,
                                              Span inner, int lane, const SecondOrderRows<T>& rows) {
     constexpr int W = lanes<T>;
-    const bool general = scores.general() || scores.drops();
-    each_key(keys, inner, general, scores.masked(), [&]<Path path>(long k) ATTNGRAD_LAMBDA {
+    each_key(keys, inner, scores.paths(true), [&]<Path path>(long k) ATTNGRAD_LAMBDA {
         for (int v = 0; v < NV; ++v) {
             const int n = lane + v * W;
             const long at = (k - k0) * block<T> + n;
@@ -42,18 +41,17 @@ __attribute__((noinline)) void omega_tangent(const Scores<T> scores, const Secon
             if (tiles.pulls) dp_dot = load<T>(tiles.dp_dot + at);
             Cap<T> cap;
             Int<T> sees = ~Int<T>{};
-            if constexpr (path == Path::general) {
-                x = scores.template apply<2>(x, k, n, &cap);
-                sees = x != -std::numeric_limits<T>::infinity();  // by a bias of -inf, too
-            }
+            if constexpr (path == Path::biased) x = scores.add_bias(x, k, n);
+            if constexpr (path == Path::general) x = scores.template apply<2>(x, k, n, &cap);
+            if constexpr (modified<path>) sees = x != -std::numeric_limits<T>::infinity();  // by a bias of -inf, too
             if constexpr (path == Path::hidden) sees = scores.sees(k, n);
             if (tiles.moves) {  // s_dot - lse_dot
-                w = path == Path::general ? scores.tangent(z_dot, cap.slope, k, n) : scores.plain_tangent(z_dot);
+                w = modified<path> ? scores.tangent(z_dot, cap.slope, k, n) : scores.plain_tangent(z_dot);
                 w = (w - load<T>(rows.shift + n)) - load<T>(rows.mean + n);
             }
             x -= load<T>(rows.top + n);
-            if constexpr (path == Path::general) x = scores.exponent(x);
-            Vec<T> p = exp2<T, path == Path::general>(x) * load<T>(rows.inverse + n);
+            if constexpr (modified<path>) x = scores.exponent(x);
+            Vec<T> p = exp2<T, modified<path>>(x) * load<T>(rows.inverse + n);
             if constexpr (path != Path::clear) p = sees ? p : Vec<T>{};  // even where the row is NaN
             Vec<T> kept = p;
             if (path == Path::general && scores.drops()) {
@@ -71,15 +69,13 @@ __attribute__((noinline)) void omega_tangent(const Scores<T> scores, const Secon
                 dz_dot = sees ? dz_dot : Vec<T>{};
                 kept_dot = sees ? kept_dot : Vec<T>{};
             }
-            if constexpr (path == Path::general) {
-                if (tiles.ds) {
-                    store<T>(tiles.ds + at, dz);
-                    store<T>(tiles.ds_dot + at, dz_dot);
-                }
-                if (scores.capped()) {
-                    dz_dot = sees ? dz_dot * cap.slope + dz * (cap.bend * z_dot) : Vec<T>{};  // (H4)
-                    dz = sees ? dz * cap.slope : Vec<T>{};                                    // (R7)
-                }
+            if (modified<path> && tiles.ds) {
+                store<T>(tiles.ds + at, dz);
+                store<T>(tiles.ds_dot + at, dz_dot);
+            }
+            if (path == Path::general && scores.capped()) {
+                dz_dot = sees ? dz_dot * cap.slope + dz * (cap.bend * z_dot) : Vec<T>{};  // (H4)
+                dz = sees ? dz * cap.slope : Vec<T>{};                                    // (R7)
             }
             store<T>(tiles.s + at, kept);
             store<T>(tiles.dp + at, dz);

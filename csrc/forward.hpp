@@ -51,21 +51,28 @@ inline void write_rows(const T* sums, const T* factor, const Problem& p, const B
     }
 }
 
-// What has to be done to the scores of a key: nothing; hide it from some lanes; or all that modifies scores.
-enum class Path { clear, hidden, general };
-
 // f<path>(k) for every key of a span. `inner` are the keys that every lane sees by the band.
 template <class F>
-ATTNGRAD_INLINE void each_key(Span keys, Span inner, bool general, bool masked, F f) {
-    if (general) {
-        for (long k = keys.a; k < keys.b; ++k) f.template operator()<Path::general>(k);
-        return;
+ATTNGRAD_INLINE void each_key(Span keys, Span inner, Paths paths, F f) {
+    const auto all = [&](Path path, long a, long b) ATTNGRAD_LAMBDA {
+        const auto loop = [&]<Path which>() ATTNGRAD_LAMBDA {
+            for (long k = a; k < b; ++k) f.template operator()<which>(k);
+        };
+        switch (path) {
+            case Path::clear: return loop.template operator()<Path::clear>();
+            case Path::hidden: return loop.template operator()<Path::hidden>();
+            case Path::biased: return loop.template operator()<Path::biased>();
+            case Path::general: return loop.template operator()<Path::general>();
+        }
+    };
+    Span parts[3] = {{keys.a, keys.b}, {}, {}};
+    if (paths.inner != paths.outer) {
+        const Span in = inner.cut(keys.a, keys.b);
+        parts[0].b = in.a;
+        parts[1] = in;
+        parts[2] = {in.b, keys.b};
     }
-    const Span clear = masked ? Span{keys.b, keys.b} : inner.cut(keys.a, keys.b);
-    const long a = clear.empty() ? keys.b : clear.a, b = clear.empty() ? keys.b : clear.b;
-    for (long k = keys.a; k < a; ++k) f.template operator()<Path::hidden>(k);
-    for (long k = a; k < b; ++k) f.template operator()<Path::clear>(k);
-    for (long k = b; k < keys.b; ++k) f.template operator()<Path::hidden>(k);
+    for (int n = 0; n < 3; ++n) all(n == 1 ? paths.inner : paths.outer, parts[n].a, parts[n].b);
 }
 
 // The online softmax of NV vectors: turns scores into weights in place, and moves the running maximum and sum.
@@ -76,14 +83,14 @@ __attribute__((noinline)) void softmax(const Scores<T> scores, T* s, long k0, Sp
     const Vec<T> minus_inf = broadcast<T>(-std::numeric_limits<T>::infinity());
     Vec<T> m[NV], total[NV], part[NV] = {};
     for (int v = 0; v < NV; ++v) m[v] = load<T>(top + v * W);
-    each_key(keys, inner, scores.general(), scores.masked(), [&]<Path path>(long k) ATTNGRAD_LAMBDA {
+    each_key(keys, inner, scores.paths(false), [&]<Path path>(long k) ATTNGRAD_LAMBDA {
         T* row = s + (k - k0) * block<T>;
         for (int v = 0; v < NV; ++v) {
             Vec<T> x = load<T>(row + v * W);
-            if constexpr (path != Path::clear) {
-                x = path == Path::general ? scores.template apply<0>(x, k, lane + v * W) : scores.hide(x, k, lane + v * W);
-                store<T>(row + v * W, x);
-            }
+            if constexpr (path == Path::hidden) x = scores.hide(x, k, lane + v * W);
+            if constexpr (path == Path::biased) x = scores.add_bias(x, k, lane + v * W);
+            if constexpr (path == Path::general) x = scores.template apply<0>(x, k, lane + v * W);
+            if constexpr (path != Path::clear) store<T>(row + v * W, x);
             m[v] = vmax(x, m[v]);
         }
     });
@@ -95,11 +102,11 @@ __attribute__((noinline)) void softmax(const Scores<T> scores, T* s, long k0, Sp
         store<T>(rescale + v * W, factor);
         total[v] = load<T>(sum + v * W) * factor;
     }
-    each_key(keys, inner, scores.general() || scores.drops(), scores.masked(), [&]<Path path>(long k) ATTNGRAD_LAMBDA {
+    each_key(keys, inner, scores.paths(true), [&]<Path path>(long k) ATTNGRAD_LAMBDA {
         T* row = s + (k - k0) * block<T>;
         for (int v = 0; v < NV; ++v) {
             Vec<T> x = load<T>(row + v * W) - m[v];
-            if constexpr (path == Path::general) x = scores.exponent(x);  // else the unit is log2
+            if constexpr (modified<path>) x = scores.exponent(x);  // else the unit is log2
             Vec<T> p = exp2<T, path != Path::clear>(x);
             part[v] += p;
             if (path == Path::general && scores.drops()) p *= scores.keep(k, lane + v * W);

@@ -33,13 +33,14 @@ __attribute__((noinline)) void softmax_tangent(const Scores<T> scores, T* s, T* 
         m[v] = load<T>(rows.top + lane + v * W);
         shift[v] = load<T>(rows.shift + lane + v * W);
     }
-    each_key(keys, inner, scores.general(), scores.masked(), [&]<Path path>(long k) ATTNGRAD_LAMBDA {
+    each_key(keys, inner, scores.paths(false), [&]<Path path>(long k) ATTNGRAD_LAMBDA {
         const long at = (k - k0) * block<T> + lane;
         for (int v = 0; v < NV; ++v) {
             Vec<T> x = load<T>(s + at + v * W), x_dot = load<T>(d + at + v * W);
-            if constexpr (path == Path::general) {
+            if constexpr (modified<path>) {
                 Cap<T> cap;
-                x = scores.template apply<1>(x, k, lane + v * W, &cap);
+                if constexpr (path == Path::biased) x = scores.add_bias(x, k, lane + v * W);
+                if constexpr (path == Path::general) x = scores.template apply<1>(x, k, lane + v * W, &cap);
                 x_dot = scores.tangent(x_dot, cap.slope, k, lane + v * W);
             } else {
                 if constexpr (path == Path::hidden) x = scores.hide(x, k, lane + v * W);
@@ -62,11 +63,11 @@ __attribute__((noinline)) void softmax_tangent(const Scores<T> scores, T* s, T* 
         m[v] = m[v] == minus_inf ? Vec<T>{} : m[v];
         store<T>(rows.factor + at, exp2<T>(scores.exponent(old - m[v])));
     }
-    each_key(keys, inner, scores.general(), scores.masked(), [&]<Path path>(long k) ATTNGRAD_LAMBDA {
+    each_key(keys, inner, scores.paths(false), [&]<Path path>(long k) ATTNGRAD_LAMBDA {
         const long at = (k - k0) * block<T> + lane;
         for (int v = 0; v < NV; ++v) {
             Vec<T> x = load<T>(s + at + v * W) - m[v];
-            if constexpr (path == Path::general) x = scores.exponent(x);
+            if constexpr (modified<path>) x = scores.exponent(x);
             const Vec<T> p = exp2<T, path != Path::clear>(x), x_dot = load<T>(d + at + v * W) - shift[v];
             part[v] += p;
             part_dot[v] += p * x_dot;
@@ -87,7 +88,8 @@ __attribute__((noinline)) void softmax_tangent(const Scores<T> scores, T* s, T* 
         store<T>(rows.slide + at, slide);
         store<T>(rows.rest + at, load<T>(rows.rest + at) * factor - slide * old_sum);
     }
-    each_key(keys, keys, scores.drops(), false, [&]<Path path>(long k) ATTNGRAD_LAMBDA {
+    const Path last = scores.drops() ? Path::general : Path::clear;
+    each_key(keys, keys, {last, last}, [&]<Path path>(long k) ATTNGRAD_LAMBDA {
         const long at = (k - k0) * block<T> + lane;
         for (int v = 0; v < NV; ++v) {
             Vec<T> p = load<T>(s + at + v * W), p_dot = p * (load<T>(d + at + v * W) - mean[v]);

@@ -117,6 +117,15 @@ struct Panel {
     }
 };
 
+// What has to be done to the scores of a key: nothing; hide it from some lanes; add a bias, or just turn to units of log2;
+// or all that modifies scores.
+enum class Path { clear, hidden, biased, general };
+template <Path path>
+constexpr bool modified = path == Path::biased || path == Path::general;
+struct Paths {
+    Path inner, outer;  // of the keys that every lane sees, and of the others
+};
+
 // The derivatives of the softcap: cap'(z), and cap''(z) z_dot over z_dot as Scores::tangent() takes it.
 template <class T>
 struct Cap {
@@ -144,7 +153,7 @@ public:
           to_log2_(static_cast<T>(log2e) / unit(p)),
           to_score_(static_cast<T>(p.softcap > 0 ? p.softcap : 1 / static_cast<double>(unit(p)))),
           capped_(p.softcap > 0),
-          general_(capped_ || p.bias || p.sinks) {
+          natural_(unit(p) == 1) {
         if (p.mask) visible_ = cut.take<std::uint16_t>(keys<T> * vectors);
         if (p.q_segments) q_ids_ = cut.take<Lane>(block<T>);
         if (p.bias) bias_ = cut.take<T>(keys<T> * block<T>);
@@ -170,12 +179,19 @@ public:
         return true;
     }
 
-    // Whether scores are more than products: else apply() is hide(), and where all lanes see a key, nothing.
-    bool general() const { return general_; }
-    bool masked() const { return masked_ || mixed_; }  // whether mask or segments hide any key of the tile
+    // How the tile is gone through; with `keep`, where dropout matters, too.
+    Paths paths(bool keep) const {
+        if (capped_ || (keep && drops())) return {Path::general, Path::general};
+        const Path outer = natural_ ? Path::general : Path::hidden, inner = natural_ ? Path::biased : Path::clear;
+        return {masked_ || mixed_ ? outer : inner, outer};
+    }
 
     ATTNGRAD_INLINE Vec<T> hide(Vec<T> x, long k, int lane) const {
         return sees(k, lane) ? x : broadcast<T>(-std::numeric_limits<T>::infinity());
+    }
+
+    ATTNGRAD_INLINE Vec<T> add_bias(Vec<T> x, long k, int lane) const {
+        return bias_ ? x + load<T>(bias_ + (k - k0_) * block<T> + lane) : x;
     }
 
     // The score, -inf where masked. `cap` receives as many derivatives of the softcap as `order` says.
@@ -187,9 +203,7 @@ public:
             if constexpr (order > 1) cap->bend = static_cast<T>(-2) * t.value * t.slope;
             x = t.value * cap_;
         }
-        const long at = (k - k0_) * block<T> + lane;
-        if (bias_) x += load<T>(bias_ + at);
-        return hide(x, k, lane);
+        return hide(add_bias(x, k, lane), k, lane);
     }
 
     // s_dot = cap'(z) z_dot + bias_dot (T2), as it is, from z_dot as the products give it: times query_factor() / scale,
@@ -356,7 +370,7 @@ private:
     const Problem& p_;
     Plane p_bias_dot_;
     T cap_, to_log2_, to_score_;
-    bool capped_, general_;
+    bool capped_, natural_;  // natural: the unit of scores is 1
     const Block<T>* q_ = nullptr;
     long k0_ = 0;
     bool edge_ = false, masked_ = false, mixed_ = false;  // whether band, mask, segments hide any key from any query
