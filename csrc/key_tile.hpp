@@ -42,7 +42,7 @@ public:
     template <class To>
     ATTNGRAD_INLINE void dots(int vectors, Span span, const T* lanes, T* out) const {
         const T* rows = rows_ + (span.a - k0_) * stride_;
-        const long n = span.b - span.a, parts = (length_ + 31) / 32, step = (length_ + parts - 1) / parts;
+        const long n = span.b - span.a, parts = std::max(1L, (length_ + 31) / 32), step = (length_ + parts - 1) / parts;
         product<T, Order::RowMajor, To>(vectors, n, std::min(step, length_), rows, stride_, lanes, block<T>, out, block<T>);
         for (long i = step; i < length_; i += step)
             product<T, Order::RowMajor, ToC>(vectors, n, std::min(step, length_ - i), rows + i, stride_,
