@@ -113,7 +113,10 @@ __attribute__((noinline)) void softmax(const Scores<T> scores, T* s, long k0, Sp
             store<T>(row + v * W, p);
         }
     });
-    for (int v = 0; v < NV; ++v) store<T>(sum + v * W, total[v] + part[v]);
+    for (int v = 0; v < NV; ++v) {  // scores that are all -inf by overflow: nothing is seen, whatever exp2 gave
+        const Vec<T> all = total[v] + part[v];
+        store<T>(sum + v * W, (load<T>(top + v * W) == minus_inf) & (all == all) ? Vec<T>{} : all);
+    }
 }
 
 // lse, and what a backward pass rebuilds the weights from. A row that saw no key has top = inverse = 0.

@@ -79,7 +79,8 @@ __attribute__((noinline)) void softmax_tangent(const Scores<T> scores, T* s, T* 
     for (int v = 0; v < NV; ++v) {
         const int at = lane + v * W;
         const Vec<T> factor = load<T>(rows.factor + at), old_sum = load<T>(rows.sum + at), before = old_sum * factor;
-        const Vec<T> moved = shift[v] - load<T>(rows.shift + at), old = load<T>(rows.mean + at), sum = before + part[v];
+        const Vec<T> moved = shift[v] - load<T>(rows.shift + at), old = load<T>(rows.mean + at), all = before + part[v];
+        const Vec<T> sum = (load<T>(rows.top + at) == minus_inf) & (all == all) ? Vec<T>{} : all;  // as in softmax()
         mean[v] = sum == Vec<T>{} ? Vec<T>{} : (part_dot[v] + before * (old - moved)) / sum;
         store<T>(rows.sum + at, sum);
         store<T>(rows.shift + at, shift[v]);
