@@ -23,6 +23,7 @@ from attngrad._options import (
     check_floating,
     check_wrt,
     fail,
+    plain,
     refuse_lse,
     require_cotangent,
     require_numpy,
@@ -83,7 +84,7 @@ def vjp(q: NDArray, k: NDArray, v: NDArray, **options: Unpack[OptionArguments]) 
 
     def pullback(dout: NDArray | None, dlse: NDArray | None = None) -> Gradients:
         require_cotangent("pullback", dout, dlse)
-        check_cotangents("pullback", x, dout, dlse)
+        dout, dlse = check_cotangents("pullback", x, dout, dlse)
         return _kernels.backward(x, o, saved, dout, dlse)
 
     return ((out, lse) if return_lse else out), pullback
@@ -170,8 +171,8 @@ def second_order(
     refuse_lse(function, return_lse)
     t = bind_tangents(function, x, tangents, bias_dot, sinks_dot)
     require_cotangent(function, dout, dlse)
-    check_cotangents(function, x, dout, dlse)
-    check_cotangents(function, x, dout_dot, dlse_dot, "_dot")
+    dout, dlse = check_cotangents(function, x, dout, dlse)
+    dout_dot, dlse_dot = check_cotangents(function, x, dout_dot, dlse_dot, "_dot")
     return _kernels.second_order(x, o, t, dout, dout_dot, dlse, dlse_dot)
 
 
@@ -185,7 +186,7 @@ def jacobian(q: NDArray, k: NDArray, v: NDArray, wrt: str = "q", **options: Unpa
     x, o, return_lse = bind("jacobian", q, k, v, options)
     refuse_lse("jacobian", return_lse)
     check_wrt("jacobian", x, wrt)
-    return _round(_kernels.jacobian(x, o, wrt), q)
+    return _round(_kernels.jacobian(x, o, wrt), x.q)
 
 
 def attention_weights(q: NDArray, k: NDArray, **options: Unpack[OptionArguments]) -> Any:
@@ -200,7 +201,7 @@ def attention_weights(q: NDArray, k: NDArray, **options: Unpack[OptionArguments]
     """
     x, o, return_lse = bind("attention_weights", q, k, k, options)
     weights, lse = _kernels.weights(x, o)
-    return (_round(weights, q), lse) if return_lse else _round(weights, q)
+    return (_round(weights, x.q), lse) if return_lse else _round(weights, x.q)
 
 
 def softmax_jacobian(scores: NDArray) -> NDArray:
@@ -211,6 +212,7 @@ def softmax_jacobian(scores: NDArray) -> NDArray:
            [-0.25,  0.25]])
     """
     require_numpy("softmax_jacobian", scores=scores)
+    scores = plain(scores)
     check_floating("softmax_jacobian", "scores", scores)
     return _round(_kernels.softmax_jacobian(scores), scores)
 
@@ -222,6 +224,8 @@ def segments_from_lengths(lengths: Sequence[int] | NDArray) -> npt.NDArray[np.in
     array([0, 0, 0, 2, 2], dtype=int32)
     """
     name = "segments_from_lengths"
+    if isinstance(lengths, np.ma.MaskedArray):
+        fail(TypeError, name, "lengths", "be integers", kind_of(lengths), "Pass lengths.compressed().")
     try:
         array = np.asarray(lengths)
     except ValueError:
@@ -234,7 +238,10 @@ def segments_from_lengths(lengths: Sequence[int] | NDArray) -> npt.NDArray[np.in
         fail(ValueError, name, "lengths", "have 1 axis", f"shape {array.shape}", "One list a batch row.")
     if array.min() < 0:
         fail(ValueError, name, "lengths", "be >= 0", int(array.min()))
-    return np.repeat(np.arange(array.size, dtype=np.int32), array)
+    if array.max() >= 2**31 or array.sum(dtype=np.int64) >= 2**31:  # the second cannot overflow where the first fails
+        total = sum(map(int, array))
+        fail(ValueError, name, "lengths", "add up to fewer than 2**31 tokens", total, "One list a batch row.")
+    return np.repeat(np.arange(array.size, dtype=np.int32), array.astype(np.int64))
 
 
 def dropout_mask(shape: Sequence[int], rate: float, seed: int) -> npt.NDArray[np.bool_]:
@@ -255,5 +262,8 @@ def dropout_mask(shape: Sequence[int], rate: float, seed: int) -> npt.NDArray[np
         fail(TypeError, "dropout_mask", "shape", "be a sequence of integers", repr(shape))
     if len(axes) < 2 or min(axes) < 0:
         fail(ValueError, "dropout_mask", "shape", "be (..., heads, queries, keys) with no axis negative", axes)
-    keep: npt.NDArray[np.bool_] = _kernels.keep_mask(axes, value, number)
+    try:
+        keep: npt.NDArray[np.bool_] = _kernels.keep_mask(axes, value, number)
+    except ValueError:  # too many axes, or entries: NumPy says which
+        fail(ValueError, "dropout_mask", "shape", "be one that an array can have", axes)
     return keep

@@ -28,12 +28,23 @@ def write(path: FilePath, tensors: Mapping[str, NDArray], config: Mapping[str, o
     replace(path, data)
 
 
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object whose names are distinct."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name twice in the header")
+    return found
+
+
 def read(function: str, path: FilePath, kind: str) -> tuple[dict[str, NDArray], dict[str, Any]]:
     """The tensors and the configuration of a file that ``write`` wrote for a layer of this ``kind``."""
     import safetensors
 
     deserialize: Any = safetensors.deserialize  # untyped
-    data = Path(path).read_bytes()
+    file = Path(path)
+    if file.exists() and not (file.is_file() or file.is_dir()):  # a pipe or a device may have no end
+        fail(ValueError, function, "the file", "be a regular file", "another kind")
+    data = file.read_bytes()
     remedy = f"Write one with {kind}.save."
     try:
         entries = deserialize(data)
@@ -46,12 +57,16 @@ def read(function: str, path: FilePath, kind: str) -> tuple[dict[str, NDArray], 
             fail(ValueError, function, f"tensor {name!r}", rule, entry["dtype"], remedy)
         # safetensors.numpy.load knows no bfloat16; the bytes are the same
         tensors[name] = np.frombuffer(entry["data"], _DTYPES[entry["dtype"]]).reshape(entry["shape"]).copy()
-    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     try:
-        config = json.loads(header.get("__metadata__", {}).get(_KEY, "{}"))
-    except json.JSONDecodeError:
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")], object_pairs_hook=_unique)
+    except ValueError as error:
+        fail(ValueError, function, "the file", "be safetensors, and complete", f"'{error}'", remedy)
+    metadata = header.get("__metadata__") or {}
+    try:
+        config = json.loads(metadata.get(_KEY, "{}"))
+    except (ValueError, RecursionError):
         config = {}
     if not isinstance(config, dict) or config.get("layer") != kind:
-        got = f"metadata {header.get('__metadata__', {})}"
+        got = f"metadata {str(metadata)[:200]}"
         fail(ValueError, function, "the file", f"be of a {kind}, by its metadata {_KEY!r}", got, remedy)
     return tensors, config

@@ -212,7 +212,10 @@ def _empty(shape: tuple[int, ...], dtype: Any) -> Array:
     size = math.prod(shape) * dtype.itemsize
     if size < 1 << 16:
         return np.empty(shape, dtype)
-    return _native.buffer(size).view(dtype).reshape(shape)
+    try:
+        return _native.buffer(size).view(dtype).reshape(shape)
+    except (MemoryError, TypeError):  # more than there is, or than 64 bits can say
+        raise MemoryError(f"attngrad: a result of shape {shape} and dtype {dtype} takes {size} bytes.") from None
 
 
 def _contiguous(x: Array) -> Array:

@@ -126,6 +126,15 @@ def check_params(
         check_like(function, f"params[{name!r}]", params[name], g.shape, dtype, "the layer")
 
 
+def check_grads(function: str, params: Mapping[str, NDArray], grads: Mapping[str, NDArray]) -> None:
+    """The gradients can be added to, all of them: their arrays may have been replaced."""
+    for name, p in params.items():
+        argument = f"grads[{name!r}]"
+        g = check_like(function, argument, grads.get(name), p.shape, None, f"params[{name!r}]")
+        if not g.flags.writeable:
+            fail(ValueError, function, argument, "be writable", "a read-only array", "Copy it.")
+
+
 def check_call(
     function: str,
     params: Mapping[str, NDArray],
@@ -141,6 +150,8 @@ def check_call(
     key_source = "key" if "key" in inputs else "query"
     source = {"q": "query", "k": key_source, "v": "value" if "value" in inputs else key_source}
     require_numpy(function, **inputs)
+    inputs = {name: _options.plain(x) for name, x in inputs.items()}
+    query = inputs["query"]
     for name, x in inputs.items():
         if x.dtype != dtype:
             rule = f"have the dtype of the parameters, {dtype}"
@@ -177,7 +188,7 @@ def check_input_tangents(function: str, call: Call, inputs_dot: Any) -> dict[str
     for name, t in found.items():
         x = call.inputs[name]
         require_numpy(function, **{f"{name}_dot": t})
-        check_like(function, f"{name}_dot", t, x.shape, x.dtype, name)
+        found[name] = check_like(function, f"{name}_dot", _options.plain(t), x.shape, x.dtype, name)
     return found
 
 

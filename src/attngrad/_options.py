@@ -138,9 +138,17 @@ def check_array(function: str, name: str, x: Any, dtype: Any = None, remedy: str
     """``x`` as it is, if it is an array of ``dtype`` (any dtype where that is None)."""
     if not is_array(x):
         fail(TypeError, function, name, "be an array", kind_of(x), remedy or "Convert it with numpy.asarray.")
+    refuse_masked(function, name, x)
     if dtype is not None and x.dtype != dtype:
         fail(TypeError, function, name, f"have dtype {dtype}", x.dtype, remedy or f"Cast it to {dtype}.")
     return x
+
+
+def refuse_masked(function: str, name: str, x: object) -> None:
+    """Masked arrays and matrices compute by rules of their own."""
+    if isinstance(x, (np.ma.MaskedArray, np.matrix)):
+        remedy = "Pass numpy.asarray(x)" + ("." if isinstance(x, np.matrix) else ", and what is masked by mask=.")
+        fail(TypeError, function, name, "be a plain numpy.ndarray", kind_of(x), remedy)
 
 
 def check_like(function: str, name: str, x: object, shape: tuple[int, ...], dtype: Any, model: str) -> Array:
@@ -165,6 +173,8 @@ def _check_broadcast(function: str, name: str, x: Array, target: tuple[int, ...]
 
 
 _LAYOUT = "Axes are (..., heads, tokens, features)."
+_MANY = 2**31
+"""Tokens and heads stay below this: the kernels number them in 32 bits."""
 
 
 @lru_cache(maxsize=256)
@@ -199,6 +209,11 @@ def _check_qkv(function: str, q: Array, k: Array, v: Array, kernels: bool) -> No
             fail(ValueError, function, "k", rule, hk, "Repeat or regroup the key heads.")
         if vs[-3] != hk:
             fail(ValueError, function, "v", f"have {hk} heads (axis -3), like k", vs[-3], _LAYOUT)
+    if kernels:
+        for name, shape in (("q", qs), ("k", ks)):
+            if max(shape[-3:-1]) >= _MANY:
+                rule = "have fewer than 2**31 tokens (axis -2) and heads (axis -3)"
+                fail(ValueError, function, name, rule, f"shape {shape}", "Pass a part of it.")
 
 
 def _plainly_fit(q: Array, k: Array, v: Array) -> bool:
@@ -209,7 +224,11 @@ def _plainly_fit(q: Array, k: Array, v: Array) -> bool:
     n = len(qs)
     if not (n >= 2 and len(ks) == len(vs) == n and qs[-1] == ks[-1] and ks[-2] == vs[-2]):
         return False
-    return n == 2 or (qs[:-3] == ks[:-3] == vs[:-3] and ks[-3] == vs[-3] > 0 and qs[-3] % ks[-3] == 0)
+    if qs[-2] >= _MANY or ks[-2] >= _MANY:
+        return False
+    return n == 2 or (
+        qs[:-3] == ks[:-3] == vs[:-3] and ks[-3] == vs[-3] > 0 and qs[-3] % ks[-3] == 0 and qs[-3] < _MANY
+    )
 
 
 def check_floating(function: str, name: str, x: Array, kernels: bool = True) -> None:
@@ -229,7 +248,9 @@ def check_floating(function: str, name: str, x: Array, kernels: bool = True) -> 
 
 
 _FAR = 2**61
-"""Positions stay below this, so that sums of two cannot overflow 64 bits."""
+"""Offsets stay below this, and sides of a window below twice this: a position and a side then fit into 64 bits."""
+_POWERS = {np.dtype(np.float64): 1000, np.dtype(np.float32): 100}
+"""A softcap c is from 2**-n to 2**n in the dtype it is computed in: neither z/c nor c tanh(z/c) loses digits."""
 
 # --- options --------------------------------------------------------------------------------------------------------
 
@@ -273,7 +294,7 @@ def _window(function: str, window: object) -> tuple[int | None, int | None] | No
         width = None if side is None else check_integer(function, "window", side)
         if width is not None and width < 0:
             fail(ValueError, function, "window", "have sides >= 0", window, "None on a side leaves it unbounded.")
-        sides.append(None if width is None or width >= _FAR else width)
+        sides.append(None if width is None or width >= 2 * _FAR else width)
     return None if sides == [None, None] else (sides[0], sides[1])
 
 
@@ -291,6 +312,17 @@ def check_dropout(function: str, rate: object, seed: object, name: str = "dropou
     if not 0 <= number < 2**64:
         fail(ValueError, function, "seed", "be in [0, 2**64)", number)
     return value, number
+
+
+def check_magnitudes(function: str, scale: float, softcap: float | None, dtype: Any) -> None:
+    """``scale`` and ``softcap`` are numbers of the dtype that inputs of ``dtype`` are computed in."""
+    wide = ACCUMULATE.get(dtype, dtype)
+    n, cap = _POWERS[wide], 1.0 if softcap is None else softcap
+    if not 2.0**-n <= cap <= 2.0**n:
+        fail(ValueError, function, "softcap", f"be from 2**-{n} to 2**{n} in {wide}", cap, "None means no cap.")
+    if abs(scale) / min(cap, 1.0) > float(np.finfo(wide).max) / 2:
+        over = "" if softcap is None else f" over a softcap of {cap}"
+        fail(ValueError, function, "scale", f"be finite in {wide}", f"{scale}{over}", "Scale q or k instead.")
 
 
 def _check_offset(function: str, offset: object, leading: tuple[int, ...]) -> Array | int:
@@ -370,11 +402,12 @@ def bind(
     if not (kernels and _plainly_fit(q, k, v)):
         if kernels:
             require_numpy(function, q=q, k=k, v=v)
+            q, k, v = plain(q), plain(k), plain(v)
         _check_qkv(function, q, k, v, kernels)
-    plain = _default_options(int(q.shape[-1]))
+    default = _default_options(int(q.shape[-1]))
     offset: Array | int = int(k.shape[-2]) - int(q.shape[-2])
     if not options:
-        return Operands(q, k, v, offset=offset), plain, False
+        return Operands(q, k, v, offset=offset), default, False
 
     reject_unknown(function, options)
     get = options.get
@@ -384,20 +417,24 @@ def bind(
         fail(ValueError, function, "softcap", "be positive", softcap, "None means no cap.")
     dropout, seed = check_dropout(function, get("dropout", 0.0), get("seed"))
     bound = Options(
-        scale=plain.scale if scale is None else check_real(function, "scale", scale),
+        scale=default.scale if scale is None else check_real(function, "scale", scale),
         causal=check_flag(function, "causal", get("causal", False)),
         window=_window(function, get("window")),
         softcap=softcap,
         dropout=dropout,
         seed=seed,
     )
-    mask, bias, sinks, segments = get("mask"), get("bias"), get("sinks"), get("segments")
+    mask, bias, sinks, segments, start = get("mask"), get("bias"), get("sinks"), get("segments"), get("offset")
     if kernels:
+        check_magnitudes(function, bound.scale, softcap, q.dtype)
         require_numpy(function, mask=mask, bias=bias, sinks=sinks)
-        if isinstance(segments, (tuple, list)):
+        mask, bias, sinks = plain(mask), plain(bias), plain(sinks)
+        if isinstance(segments, (tuple, list)) and len(segments) == 2:
             require_numpy(function, **{f"segments[{i}]": ids for i, ids in enumerate(segments)})
-        if is_array(get("offset")):
-            require_numpy(function, offset=get("offset"))
+            segments = tuple(map(plain, segments))
+        if is_array(start):
+            require_numpy(function, offset=start)
+            start = plain(start)
     if mask is not None:
         _check_mask(function, mask, x)
     if bias is not None:
@@ -410,26 +447,30 @@ def bind(
     if segments is not None:
         _check_segments(function, segments, x)
         segments = (segments[0], segments[1])
-    if get("offset") is not None:
-        offset = _check_offset(function, get("offset"), tuple(q.shape[:-3]))
+    if start is not None:
+        offset = _check_offset(function, start, tuple(q.shape[:-3]))
     operands = Operands(q, k, v, bias, sinks, mask, segments, offset)
     return operands, bound, check_flag(function, "return_lse", get("return_lse", False))
 
 
+def plain(x: Any) -> Any:
+    """An array of a subclass as a plain one: what a subclass says of its shape, or makes of its methods, is its own."""
+    return x if x is None or type(x) is np.ndarray else np.asarray(x)
+
+
 def require_numpy(function: str, **arrays: object) -> None:
-    """Plain NumPy arrays only; an option that is None was not given."""
+    """NumPy arrays only, neither masked nor matrices; an option that is None was not given."""
     for name, x in arrays.items():
         if x is None and name in OPTION_NAMES:
             continue
-        if not isinstance(x, np.ndarray):
+        if not issubclass(type(x), np.ndarray):  # isinstance asks x, which may lie
             module = type(x).__module__.split(".")[0]
             remedy = "Convert it with numpy.asarray."
             if module in ("torch", "jax", "jaxlib"):
                 bridge = "jax" if module == "jaxlib" else module
                 remedy = f"attngrad.reference takes {bridge} arrays; or convert with numpy.asarray."
             fail(TypeError, function, name, "be a numpy.ndarray", kind_of(x), remedy)
-        if isinstance(x, (np.ma.MaskedArray, np.matrix)):
-            fail(TypeError, function, name, "be a plain numpy.ndarray", kind_of(x), "Pass masks by mask=.")
+        refuse_masked(function, name, x)
 
 
 # --- tangents and cotangents ----------------------------------------------------------------------------------------
@@ -445,14 +486,15 @@ def bind_tangents(
         got = f"{len(tangents)} values"
         fail(ValueError, function, "tangents", "be (q_dot, k_dot, v_dot), None for zero", got)
     given = Tangents(tangents[0], tangents[1], tangents[2], bias_dot, sinks_dot)
+    if kernels:
+        require_numpy(function, **{f"{name}_dot": t for name, t in given._asdict().items() if t is not None})
+        given = Tangents(*map(plain, given))
     for name, t in given._asdict().items():
         primal = getattr(x, name)
         if t is None:
             continue
         if primal is None:
             raise ValueError(f"{function}: {name}_dot was given without {name}. Pass {name}= as well.")
-        if kernels:
-            require_numpy(function, **{f"{name}_dot": t})
         check_like(function, f"{name}_dot", t, primal.shape, primal.dtype, name)
     return given
 
@@ -468,15 +510,17 @@ def bind_primals(function: str, primals: object) -> tuple[Array, Array, Array]:
 
 def check_cotangents(
     function: str, x: Operands, dout: object, dlse: object, suffix: str = "", *, kernels: bool = True
-) -> None:
-    """dout of out's shape and q's dtype, dlse of lse's shape and dtype; either may be None."""
+) -> tuple[Any, Any]:
+    """dout, of out's shape and q's dtype, and dlse, of lse's shape and dtype; either may be None."""
     lse_dtype = ACCUMULATE.get(x.q.dtype, x.q.dtype) if kernels else x.q.dtype
     if kernels:
         require_numpy(function, **{f"{n}{suffix}": c for n, c in (("dout", dout), ("dlse", dlse)) if c is not None})
+        dout, dlse = plain(dout), plain(dlse)
     if dout is not None:
         check_like(function, f"dout{suffix}", dout, x.out_shape, x.q.dtype, "out")
     if dlse is not None:
         check_like(function, f"dlse{suffix}", dlse, x.out_shape[:-1], lse_dtype, "lse")
+    return dout, dlse
 
 
 def require_cotangent(function: str, dout: object, dlse: object) -> None:

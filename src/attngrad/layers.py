@@ -25,7 +25,7 @@ from attngrad._arrays import ACCUMULATE, kind_of
 from attngrad._attention import jvp, second_order, vjp
 from attngrad._files import FilePath
 from attngrad._linear import affine, affine_hvp, affine_jvp, affine_vjp, merge, split
-from attngrad._options import Gradients, OptionArguments, check_flag, check_like, fail, require_numpy
+from attngrad._options import Gradients, OptionArguments, check_flag, check_like, fail, plain, require_numpy
 from attngrad._rope import Rotation, rotation
 
 if TYPE_CHECKING:
@@ -145,6 +145,9 @@ class MultiHeadAttention:
         shapes = {"q": (d_model, inner), "k": (d_model, kv_inner), "v": (d_model, kv_inner), "o": (inner, d_model)}
         params: dict[str, NDArray] = {}
         for letter, shape in shapes.items():
+            if math.prod(shape) >= 2**60:  # a weight that no array can hold
+                rule = "be sizes of a layer that fits into memory"
+                fail(ValueError, _NAME, "d_model, num_heads and d_head", rule, f"w_{letter} of shape {shape}")
             limit = math.sqrt(6.0 / sum(shape))  # of the uniform distribution of variance 2 / (in + out)
             params[f"w_{letter}"] = draw.uniform(-limit, limit, shape).astype(kind)
         if bias:
@@ -284,7 +287,9 @@ class MultiHeadAttention:
             raise RuntimeError(f"{function}: there is no forward pass to go back through. Call the layer first.")
         x, source, w, turns, out, pullback = self._saved
         require_numpy(function, dy=dy)
+        dy = plain(dy)
         check_like(function, "dy", dy, (*out.shape[:-1], w["w_o"].shape[1]), self.dtype, "the output")
+        checks.check_grads(function, w, self.grads)
         found = _Collected()
         with np.errstate(all="ignore"):
             # y = out w_o + b_o
@@ -368,10 +373,10 @@ class MultiHeadAttention:
             if cotangent is not None or name == "dy":
                 require_numpy(function, **{name: cotangent})
                 shape = (*x["query"].shape[:-1], w["w_o"].shape[1])
-                check_like(function, name, cotangent, shape, self.dtype, "the output")
+                check_like(function, name, plain(cotangent), shape, self.dtype, "the output")
         with np.errstate(all="ignore"):
-            wide = dy.astype(self._wide, copy=False)
-            wide_dot = None if dy_dot is None else dy_dot.astype(self._wide, copy=False)
+            wide = plain(dy).astype(self._wide, copy=False)
+            wide_dot = None if dy_dot is None else plain(dy_dot).astype(self._wide, copy=False)
             dout = affine(wide, w["w_o"].T)
             dout_dot = affine_jvp(wide, w["w_o"].T, wide_dot, w_dot["w_o"].T if "w_o" in w_dot else None)
             found = second_order(

@@ -16,6 +16,13 @@ _DEFAULT = ParameterSource.DEFAULT
 _DTYPES = ("float64", "float32", "float16", "bfloat16")
 
 
+def _finite(_: click.Context, __: click.Parameter, value: float) -> float:
+    """No nan and no inf, which pass for numbers in any range."""
+    if not abs(value) < float("inf"):
+        raise click.BadParameter(f"must be finite; got {value}.")
+    return value
+
+
 @click.command(name="audit")
 @click.argument("target", required=False, metavar="FILE.py:FUNCTION")
 @click.option("--formula", metavar="TEXT", help="Judge this formula instead, plain or LaTeX: dS = A * dA ...")
@@ -28,9 +35,21 @@ _DTYPES = ("float64", "float32", "float16", "bfloat16")
               help="torch and jax: a differentiable fn(q, k, v), its gradients by autograd.")  # fmt: skip
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Seed of the values.")
 @click.option(
-    "--time-limit", type=click.FloatRange(0.01), default=10.0, show_default=True, help="Seconds for one call."
+    "--time-limit",
+    type=click.FloatRange(0.01),
+    callback=_finite,
+    default=10.0,
+    show_default=True,
+    help="Seconds for one call.",
 )
-@click.option("--memory", type=click.FloatRange(0.1), default=4.0, show_default=True, help="Gigabytes it may take.")
+@click.option(
+    "--memory",
+    type=click.FloatRange(0.1),
+    callback=_finite,
+    default=4.0,
+    show_default=True,
+    help="Gigabytes it may take.",
+)
 @click.option("--html", "html_file", type=click.Path(dir_okay=False, writable=True), help="Write the report here.")
 @click.option(
     "--json", "json_file", type=click.Path(dir_okay=False, writable=True), help="Write the report here; - prints."

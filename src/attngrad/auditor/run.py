@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from attngrad._arrays import KERNEL_DTYPES, kind_of
-from attngrad._options import fail
+from attngrad._options import check_real, fail
 from attngrad.auditor import objects
 from attngrad.auditor.candidate import BadCandidate, Call, Caller, attention_caller, layer_caller
 from attngrad.auditor.candidate import run as call_candidate
@@ -70,7 +70,7 @@ def audit(
     >>> report.ok, report.mistakes
     (False, ('scale-missing-in-dq',))
     """
-    chosen, wanted, kind = _check(candidate, level, options, supports, dtype, effort, seed)
+    chosen, wanted, kind = _check(candidate, level, options, supports, dtype, effort, seed, time_limit)
     title: str = name or getattr(candidate, "__qualname__", None) or type(candidate).__name__
     settings = {"level": level, "dtype": kind.name, "effort": effort, "seed": int(seed), "options": _told(chosen)}
     try:
@@ -97,7 +97,7 @@ def audit(
 
 
 def _check(
-    candidate: Any, level: Any, options: Any, supports: Any, dtype: Any, effort: Any, seed: Any
+    candidate: Any, level: Any, options: Any, supports: Any, dtype: Any, effort: Any, seed: Any, time_limit: Any
 ) -> tuple[dict[str, Any], frozenset[str], np.dtype[Any]]:
     if not callable(candidate) and not objects.is_layer_object(candidate):
         fail(TypeError, "audit", "candidate", "be callable", kind_of(candidate))
@@ -107,6 +107,8 @@ def _check(
         fail(ValueError, "audit", "effort", f"be one of {', '.join(EFFORTS)}", repr(effort))
     if isinstance(supports, str):
         supports = (supports,)
+    if not isinstance(supports, Iterable):
+        fail(TypeError, "audit", "supports", f"be among {', '.join(FEATURES)}", kind_of(supports))
     claimed = frozenset(_ALIASES.get(str(s).lower(), str(s)) for s in supports)
     for unknown in claimed - set(FEATURES):
         fail(ValueError, "audit", "supports", f"have only {', '.join(FEATURES)}", repr(unknown))
@@ -118,6 +120,8 @@ def _check(
         fail(ValueError, "audit", "dtype", "be float64, float32, float16 or bfloat16", kind)
     if not isinstance(seed, (int, np.integer)) or isinstance(seed, bool) or seed < 0:
         fail(ValueError, "audit", "seed", "be an integer >= 0", repr(seed))
+    if check_real("audit", "time_limit", time_limit) <= 0.0:
+        fail(ValueError, "audit", "time_limit", "be positive", time_limit, "It is in seconds.")
     chosen = check_options(options)
     if level == "layer" and (extra := sorted(set(chosen) - {"scale", "causal", "window", "offset", "softcap", "mask"})):
         fail(ValueError, "audit", "options", "be scale, causal, window, offset, softcap, mask for a layer", extra[0])

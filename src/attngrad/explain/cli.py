@@ -29,10 +29,16 @@ def _sizes(_: click.Context, __: click.Parameter, value: str | None) -> tuple[in
     """Positive integers between commas or x: 2,4,3 or 2x4x3."""
     if value is None:
         return None
-    parts = value.replace("x", ",").split(",")
-    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts) or not 2 <= len(parts) <= 4:
+    parts = [_count(part) for part in value.replace("x", ",").split(",")]
+    if not all(parts) or not 2 <= len(parts) <= 4:
         raise click.BadParameter(f"must be T,D or H,T,D or B,H,T,D, all positive, like 2,4,3; got {value!r}.")
-    return tuple(int(part) for part in parts)
+    return tuple(n for n in parts if n is not None)
+
+
+def _count(text: str) -> int | None:
+    """A number of at most 18 digits; None where it is none."""
+    digits = text.strip()
+    return int(digits) if digits.isdecimal() and len(digits) <= 18 else None
 
 
 def _sides(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int | None, int | None] | None:
@@ -40,9 +46,9 @@ def _sides(_: click.Context, __: click.Parameter, value: str | None) -> tuple[in
     if value is None:
         return None
     parts = [part.strip().lower() for part in value.split(",")]
-    if len(parts) != 2 or not all(part == "none" or part.isdecimal() for part in parts):
+    if len(parts) != 2 or not all(part == "none" or _count(part) is not None for part in parts):
         raise click.BadParameter(f"must be two sides, each >= 0 or none, like 2,0 or 2,none; got {value!r}.")
-    left, right = (None if part == "none" else int(part) for part in parts)
+    left, right = (None if part == "none" else _count(part) for part in parts)
     return left, right
 
 
@@ -89,7 +95,7 @@ def command(**given: Any) -> None:
     """
     try:
         _run(given)
-    except (ValueError, TypeError, KeyError, OSError) as error:
+    except (ValueError, TypeError, KeyError, OSError, MemoryError) as error:
         text = error.args[0] if isinstance(error, KeyError) and error.args else str(error)
         raise click.ClickException(" ".join(str(text).split())) from error
 

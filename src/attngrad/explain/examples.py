@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -17,6 +18,8 @@ NDArray = npt.NDArray[Any]
 
 TOKENS = "the cat sat down"
 SHAPE = (2, 4, 3)
+BYTES = 2**30
+"""What a file may hold, unpacked: a small one can claim to be endless."""
 LARGEST = 4_000_000
 """Scores of all heads that a trace may have; each is a number of ten matrices."""
 _ARRAYS = ("dout", "dlse", "dout_dot", "dlse_dot")
@@ -41,7 +44,7 @@ def from_options(given: Mapping[str, Any]) -> Trace:
         arrays, tokens = make(given["shape"], given["kv_heads"], tokens, given["seed"])
     options = _options(given, arrays)
     q, k, v = (arrays.pop(name) for name in "qkv")
-    _refuse_large(q, k)
+    _refuse_large(q.shape, k.shape)
     rng = np.random.default_rng([given["seed"], 1])
     dots: Any = tuple(arrays.pop(name, None) for name in _DOTS)
     if given["tangents"] and all(d is None for d in dots):
@@ -73,6 +76,7 @@ def make(
         sizes: dict[str, tuple[int, ...]] = {"q": shape, "k": shape, "v": shape}
     else:
         sizes = {"q": (*leading, heads, t, d), "k": (*leading, key_heads, t, d), "v": (*leading, key_heads, t, d)}
+    _refuse_large(sizes["q"], sizes["k"])
     if tokens is None:
         return {name: rng.standard_normal(size) for name, size in sizes.items()}, None
     # X W: an embedding for each word, a projection for each head
@@ -93,9 +97,9 @@ def _options(given: Mapping[str, Any], arrays: dict[str, Any]) -> dict[str, Any]
     options: dict[str, Any] = {n: arrays.pop(n) for n in (*_OPTIONS, "scale", "softcap") if n in arrays}
     for name in ("scale", "softcap"):
         if name in options:
-            options[name] = float(np.asarray(options[name]).reshape(-1)[0])
+            options[name] = _one_number(name, options[name])
     if "offset" in options and options["offset"].ndim == 0:
-        options["offset"] = int(options["offset"])
+        options["offset"] = options["offset"][()]  # an integer, if it is one
     causal = given["causal"]
     options["causal"] = given["input_file"] is None if causal is None else causal
     options |= {name: given[name] for name in ("scale", "window", "offset", "softcap") if given[name] is not None}
@@ -106,6 +110,9 @@ def _options(given: Mapping[str, Any], arrays: dict[str, Any]) -> dict[str, Any]
         options["mask"] = rows.astype(bool)
     if given["bias"] is not None:
         options["bias"] = np.array(given["bias"], q.dtype)
+    for name in ("sinks", "segments"):
+        if given[name] is not None and len(given[name]) != 1:
+            raise ValueError(f"explain: --{name} must be one row; got {len(given[name])}.")
     if given["sinks"] is not None:
         options["sinks"] = np.array(given["sinks"][0], q.dtype)
         if options["sinks"].shape != (heads,):
@@ -117,18 +124,28 @@ def _options(given: Mapping[str, Any], arrays: dict[str, Any]) -> dict[str, Any]
         options["segments"] = tuple(segments)
     if given["segments"] is not None:
         ids = np.array(given["segments"][0])
-        if not np.array_equal(ids, ids.astype(int)):
+        if not (np.abs(ids) < 2**53).all() or not np.array_equal(ids, ids.astype(int)):
             raise ValueError("explain: --segments must be integer ids, one a token; got other numbers.")
         options["segments"] = (ids.astype(int), ids.astype(int))
     return options
 
 
-def _refuse_large(q: NDArray, k: NDArray) -> None:
-    if q.ndim >= 2 and k.ndim >= 2:
-        scores = int(np.prod(q.shape[:-1])) * k.shape[-2]
+def _one_number(name: str, x: NDArray) -> float:
+    if x.size != 1 or x.dtype.kind not in "fiu":
+        raise ValueError(f"explain: {name} must be one number; got shape {x.shape}, {x.dtype}. Save it as a float.")
+    return float(x.reshape(-1)[0])
+
+
+def _refuse_large(q: tuple[int, ...], k: tuple[int, ...]) -> None:
+    """By the shapes alone: before anything of that size is made."""
+    if len(q) >= 2 and len(k) >= 2:
+        scores = math.prod(q[:-1]) * k[-2]
         if scores > LARGEST:
-            what = f"{scores:,} of q {q.shape} and k {k.shape}"
+            what = f"{scores:,} of q {q} and k {k}"
             raise ValueError(f"explain: a trace must have at most {LARGEST:,} scores; got {what}. Pass a part of it.")
+        if max(math.prod(q), math.prod(k)) > 16 * LARGEST:
+            what = f"q {q} and k {k}"
+            raise ValueError(f"explain: q and k must have at most {16 * LARGEST:,} numbers; got {what}.")
 
 
 def read(path: str) -> dict[str, Any]:
@@ -142,10 +159,17 @@ def read(path: str) -> dict[str, Any]:
             archive = np.load(stream, allow_pickle=False)
             if isinstance(archive, np.ndarray):
                 raise ValueError(f"explain: --input must be an .npz file; got one array in {path!r}. {remedy}")
+            size = sum(member.file_size for member in archive.zip.infolist())
+            if size > BYTES:
+                raise ValueError(
+                    f"explain: --input must hold at most {BYTES:,} bytes; got {size:,}. Pass a part of it."
+                )
             arrays = {name: archive[name] for name in archive.files}
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise ValueError(f"explain: --input must be a whole .npz file; got {path!r} ({error}). {remedy}") from error
-    except ValueError as error:
+    except OSError:
+        raise
+    except Exception as error:  # zipfile, its decompressors and NumPy's parser of headers raise a dozen kinds
         if str(error).startswith("explain:"):
             raise
         raise ValueError(f"explain: --input must be an .npz file of plain arrays; got {path!r}. {remedy}") from error
@@ -159,6 +183,8 @@ def read(path: str) -> dict[str, Any]:
     if ("q_segments" in arrays) != ("k_segments" in arrays):
         raise ValueError(f"explain: {path!r} must have both q_segments and k_segments; got one. Add the other.")
     for name, a in arrays.items():
+        if not isinstance(a, np.ndarray):  # the file has a member that is no array: np.load gives its bytes
+            raise ValueError(f"explain: {name} must be an array; got other bytes in {path!r}. {remedy}")
         if a.dtype.kind in "iu" and name in ("q", "k", "v", "dout"):
             raise ValueError(f"explain: {name} must be of a floating dtype; got {a.dtype}. Cast it with astype(float).")
         if a.dtype.kind in "fc" and not (np.isfinite(a) | ((name == "bias") & (a == -np.inf))).all():

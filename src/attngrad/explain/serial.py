@@ -100,7 +100,7 @@ def load(text: str) -> Trace:
         tokens = document["tokens"]
         checked = [Invariant(i["claim"], tuple(i["steps"]), float(i["error"])) for i in document["invariants"]]
         labels = None if tokens is None else (tuple(tokens[0]), tuple(tokens[1]))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         remedy = "Write one with trace.to_json()."
         raise ValueError(f"{function}: text must be a trace, version {VERSION}; got {error!r}. {remedy}") from error
     return Trace(operands, options, values, rules, labels, checked)

@@ -359,8 +359,8 @@ def trace(
     name = "trace"
     x, o, return_lse = bind(name, q, k, v, options)
     refuse_lse(name, return_lse)
-    check_cotangents(name, x, dout, dlse)
-    check_cotangents(name, x, dout_dot, dlse_dot, "_dot")
+    dout, dlse = check_cotangents(name, x, dout, dlse)
+    dout_dot, dlse_dot = check_cotangents(name, x, dout_dot, dlse_dot, "_dot")
     t = None if tangents is None else _tangents(name, x, tangents)
     if dout is None and dlse is None:
         for argument, given in (("dout_dot", dout_dot), ("dlse_dot", dlse_dot)):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from attngrad._arrays import kind_of
-from attngrad._options import OptionArguments, bind, check_flag, fail, reject_unknown
+from attngrad._options import OptionArguments, bind, check_flag, fail, plain, refuse_masked, reject_unknown
 from attngrad.jax._passes import INPUTS, Call
 from attngrad.jax._primitives import attention_p
 
@@ -67,12 +67,14 @@ def _call(function: str, q: Array, k: Array, v: Array, options: Any) -> tuple[Ar
         arrays |= {
             f"{side}_segments": _array(function, f"{side}_segments", x) for side, x in zip("qk", segments, strict=True)
         }
-    arrays |= {name: jnp.asarray(options[name]) for name in ("offset", "seed") if _is_array(options.get(name))}
+    arrays |= {n: _array(function, n, options[n]) for n in ("offset", "seed") if _is_array(options.get(n))}
 
     # The checks read shapes and dtypes; arrays of one zero that have them stand in for what may be a tracer.
     checked = options | {name: _stand_in(x) for name, x in arrays.items() if name in options}
     if "q_segments" in arrays:
         checked["segments"] = (_stand_in(arrays["q_segments"]), _stand_in(arrays["k_segments"]))
+    if "offset" in arrays and not isinstance(arrays["offset"], jax.core.Tracer):
+        checked["offset"] = np.asarray(arrays["offset"])  # which has a range
     if "seed" in arrays:
         if arrays["seed"].shape != () or not jnp.issubdtype(arrays["seed"].dtype, jnp.integer):
             fail(
@@ -98,7 +100,23 @@ def _is_array(x: object) -> bool:
 def _array(function: str, name: str, x: object) -> Array:
     if not _is_array(x):
         fail(TypeError, function, name, "be an array of JAX or NumPy", kind_of(x), "Convert it with jax.numpy.asarray.")
-    return jnp.asarray(x)
+    return _of_numpy(function, name, x) if isinstance(x, np.ndarray) else jnp.asarray(x)
+
+
+def _of_numpy(function: str, name: str, x: np.ndarray[Any, Any]) -> Array:
+    """A NumPy array as one of JAX: floats narrowed as JAX does without x64, integers only where they fit."""
+    refuse_masked(function, name, x)
+    x = plain(x)
+    try:
+        found = jnp.asarray(x.astype(x.dtype.newbyteorder("="), copy=False))
+    except TypeError:
+        fail(TypeError, function, name, "have a dtype that JAX has", x.dtype, "Cast it with astype.")
+    if x.dtype.kind in "iu" and x.size and found.dtype.itemsize < x.dtype.itemsize:
+        limits = np.iinfo(found.dtype)
+        if x.min() < limits.min or x.max() > limits.max:
+            rule = f"fit into {found.dtype} where jax_enable_x64 is off"
+            fail(ValueError, function, name, rule, f"{x.min()} to {x.max()}", "Renumber it, or enable x64.")
+    return found
 
 
 def _stand_in(x: Array) -> Any:
@@ -134,6 +152,9 @@ def dot_product_attention(
         if taken in options:
             raise TypeError(f"{name}: unknown option {taken!r}. Use {instead!r}, or attngrad.jax.attention.")
     query, key, value = (_array(name, n, x) for n, x in (("query", query), ("key", key), ("value", value)))
+    for n, x in (("query", query), ("key", key), ("value", value)):
+        if x.ndim < 3:
+            fail(ValueError, name, n, "have 3 or 4 axes, (T, N, H) or (B, T, N, H)", f"shape {x.shape}")
     rows, columns = jnp.arange(query.shape[-3])[:, None], jnp.arange(key.shape[-3])[None, :]
     masks = [] if mask is None else [_array(name, "mask", mask)]
     for lengths, positions in ((query_seq_lengths, rows), (key_value_seq_lengths, columns)):

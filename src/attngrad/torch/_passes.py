@@ -18,7 +18,17 @@ from torch import Tensor
 
 from attngrad import _kernels
 from attngrad._arrays import BFLOAT16, kind_of
-from attngrad._options import Array, Gradients, Operands, Options, Tangents, bind, check_dropout, fail
+from attngrad._options import (
+    Array,
+    Gradients,
+    Operands,
+    Options,
+    Tangents,
+    bind,
+    check_dropout,
+    check_magnitudes,
+    fail,
+)
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
@@ -86,6 +96,9 @@ def check_tensor(function: str, name: str, x: object) -> None:
         fail(ValueError, function, name, "be on the CPU", f"device {x.device}", remedy)
     if x.layout is not torch.strided:
         fail(TypeError, function, name, "be a strided tensor", f"layout {x.layout}", "Convert it with .to_dense().")
+    if (x.is_floating_point() and x.dtype.itemsize == 1) or x.dtype is torch.complex32:  # which NumPy does not know
+        rule, remedy = "have dtype float64, float32, float16 or bfloat16", "Convert it with .to(torch.float32)."
+        fail(TypeError, function, name, rule, x.dtype, remedy)
     if x.is_quantized:
         fail(TypeError, function, name, "not be quantized", x.dtype, "Convert it with .dequantize().")
 
@@ -114,6 +127,8 @@ def check_seed(function: str, dropout: float, seed: Any) -> Any:
     if isinstance(seed, Tensor):
         if seed.dtype is not torch.int64:
             fail(TypeError, function, "seed", "be an integer or an int64 tensor", seed.dtype)
+        if seed.numel() != 1:
+            fail(ValueError, function, "seed", "be one number", f"shape {tuple(seed.shape)}")
         return seed
     return check_dropout(function, dropout, seed)[1]
 
@@ -150,12 +165,15 @@ def _operands(x: Inputs, o: Options) -> tuple[Operands, Options]:
 def _checked(function: str, x: Inputs, o: Options) -> tuple[Operands, Options]:
     """The operands, their shapes and dtypes checked by the rules of the NumPy functions."""
     if x.is_plain:
-        return bind(function, to_array(x.q), to_array(x.k), to_array(x.v), {})[0], o
+        operands = bind(function, to_array(x.q), to_array(x.k), to_array(x.v), {})[0]
+        check_magnitudes(function, o.scale, o.softcap, operands.q.dtype)
+        return operands, o
     if min(x.q.ndim, x.k.ndim) < 2:
         bind(function, to_array(x.q), to_array(x.k), to_array(x.v), {})
     operands, o = _operands(x, o)
     names = ("bias", "sinks", "mask", "segments", "offset")
     bind(function, *operands[:3], {name: getattr(operands, name) for name in names})
+    check_magnitudes(function, o.scale, o.softcap, operands.q.dtype)
     return operands, o
 
 
