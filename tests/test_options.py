@@ -1,4 +1,4 @@
-"""Bad input: the right error, with function, argument, rule and what came; and nothing is written to."""
+"""Options, operands, and the checks of cotangents and tangents; the table of bad inputs is in tests/bad_inputs."""
 
 from __future__ import annotations
 
@@ -20,113 +20,6 @@ V = RNG.standard_normal((2, 2, 5, 6))
 DOUT = RNG.standard_normal((2, 4, 3, 6))
 for _x in (Q, K, V, DOUT):
     _x.flags.writeable = False  # any write is an error
-
-BAD_QKV: dict[str, tuple[Any, Any, Any, type[Exception], str]] = {
-    "list": (Q.tolist(), K, V, TypeError, r"q must be a numpy.ndarray; got list"),
-    "torch tensor": (torch.ones(2, 4, 3, 8), K, V, TypeError, r"q must be .*got Tensor.*attngrad.reference"),
-    "masked array": (np.ma.masked_array(Q), K, V, TypeError, r"q must be a plain numpy.ndarray; got MaskedArray"),
-    "none": (Q, None, V, TypeError, r"k must be a numpy.ndarray; got None"),
-    "integers": (np.ones((2, 4, 3, 8), int), K, V, TypeError, r"q must have dtype float64.*got int64.*astype"),
-    "booleans": (Q > 0, K, V, TypeError, r"q must have dtype .*got bool"),
-    "objects": (Q.astype(object), K, V, TypeError, r"q must have dtype .*got object"),
-    "strings": (np.full((2, 4, 3, 8), "x"), K, V, TypeError, r"q must have dtype"),
-    "longdouble": (Q.astype(np.longdouble), K, V, TypeError, r"got float128.*attngrad.reference"),
-    "complex": (Q.astype(complex), K, V, TypeError, r"got complex128.*attngrad.reference"),
-    "byte order": (Q.astype(">f8"), K, V, TypeError, r"got >f8.*newbyteorder"),
-    "mixed k": (Q, K.astype(np.float32), V, TypeError, r"k must have the dtype of q, float64; got float32"),
-    "mixed v": (Q, K, V.astype(np.float16), TypeError, r"v must have the dtype of q, float64; got float16"),
-    "rank 1": (Q[0, 0, 0], K, V, ValueError, r"q must have at least 2 axes.*got shape \(8,\)"),
-    "rank 0": (np.array(3.0), K, V, ValueError, r"q must have at least 2 axes"),
-    "other rank": (Q, K[0], V, ValueError, r"k must have as many axes as q"),
-    "other batch": (Q, K[:1], V[:1], ValueError, r"k must have .*leading axes \(2,\).*do not broadcast"),
-    "heads": (
-        Q,
-        np.ones((2, 3, 5, 8)),
-        V,
-        ValueError,
-        r"k must have 4 or a divisor of 4 heads \(axis -3\), like q; got 3\. Repeat or regroup the key heads\.",
-    ),
-    "no key heads": (Q, K[:, :0], V[:, :0], ValueError, r"k must have 4 or a divisor of 4 heads"),
-    "heads of v": (Q, K, np.ones((2, 4, 5, 6)), ValueError, r"v must have 2 heads \(axis -3\), like k; got 4"),
-    "features": (Q, K[..., :7], V, ValueError, r"k must have 8 features \(axis -1\), like q"),
-    "tokens of v": (Q, K, V[..., :4, :], ValueError, r"v must have 5 tokens \(axis -2\), like k"),
-}
-
-BAD_OPTIONS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
-    "unknown": ({"casual": True}, TypeError, r"unknown option 'casual'. Did you mean 'causal'\?"),
-    "unknown and far": ({"zzz": 1}, TypeError, r"unknown option 'zzz'. Options are: scale, causal"),
-    "scale of text": ({"scale": "1"}, TypeError, r"scale must be a real number; got '1' \(str\)"),
-    "scale nan": ({"scale": float("nan")}, ValueError, r"scale must be finite; got nan"),
-    "scale bool": ({"scale": True}, TypeError, r"scale must be a real number"),
-    "causal 1": ({"causal": 1}, TypeError, r"causal must be True or False; got 1 \(int\)"),
-    "window int": ({"window": 3}, TypeError, r"window must be a pair \(left, right\); got 3"),
-    "window long": ({"window": (1, 2, 3)}, ValueError, r"window must be a pair .*got 3 values"),
-    "window negative": ({"window": (-1, 0)}, ValueError, r"window must have sides >= 0; got \(-1, 0\). None on a side"),
-    "window float": ({"window": (1.5, 0)}, TypeError, r"window must be an integer"),
-    "offset float": ({"offset": 1.5}, TypeError, r"offset must be an integer or an integer array; got 1.5"),
-    "offset huge": ({"offset": 2**70}, ValueError, r"offset must be within"),
-    "offset far": ({"offset": np.array([0, 2**62])}, ValueError, r"offset must be within 2\*\*61 of zero"),
-    "offset unsigned": ({"offset": np.array([2**64 - 1], np.uint64)}, ValueError, r"offset must be within"),
-    "scale huge": ({"scale": 10**400}, ValueError, r"scale must be finite"),
-    "offset floats": ({"offset": np.ones(2)}, TypeError, r"offset must have an integer dtype; got float64"),
-    "offset shape": ({"offset": np.ones(3, int)}, ValueError, r"offset must broadcast to the leading axes.*\(2,\)"),
-    "mask floats": ({"mask": np.ones((3, 5))}, TypeError, r"mask must be boolean; got dtype float64.*use bias"),
-    "mask shape": ({"mask": np.ones((4, 5), bool)}, ValueError, r"mask must broadcast to .*\(2, 4, 3, 5\)"),
-    "mask rank": ({"mask": np.ones((1, 1, 1, 3, 5), bool)}, ValueError, r"mask must broadcast to"),
-    "mask list": ({"mask": [[True]]}, TypeError, r"mask must be a numpy.ndarray; got list"),
-    "bias dtype": ({"bias": np.ones((3, 5), np.float32)}, TypeError, r"bias must have the dtype of q, float64; got"),
-    "bias shape": ({"bias": np.ones((5, 3))}, ValueError, r"bias must broadcast to .*got shape \(5, 3\)"),
-    "softcap zero": ({"softcap": 0.0}, ValueError, r"softcap must be positive; got 0.0. None means no cap"),
-    "softcap inf": ({"softcap": np.inf}, ValueError, r"softcap must be finite"),
-    "sinks shape": ({"sinks": np.ones(2)}, ValueError, r"sinks must have shape \(4,\), one logit a query head"),
-    "sinks dtype": ({"sinks": np.ones(4, int)}, TypeError, r"sinks must have the dtype of q"),
-    "dropout one": ({"dropout": 1.0, "seed": 0}, ValueError, r"dropout must be in \[0, 1\); got 1.0"),
-    "dropout negative": ({"dropout": -0.1, "seed": 0}, ValueError, r"dropout must be in \[0, 1\)"),
-    "dropout unseeded": ({"dropout": 0.1}, ValueError, r"seed must be given where dropout is; got None. Pass seed"),
-    "seed float": ({"dropout": 0.1, "seed": 1.0}, TypeError, r"seed must be an integer"),
-    "seed negative": ({"dropout": 0.1, "seed": -1}, ValueError, r"seed must be in \[0, 2\*\*64\)"),
-    "segments one": ({"segments": np.zeros(5, int)}, TypeError, r"segments must be a pair .*Use \(ids, ids\)"),
-    "segments long": ({"segments": (1, 2, 3)}, TypeError, r"segments\[0\] must be a numpy.ndarray"),
-    "segments floats": ({"segments": (np.zeros(3), np.zeros(5, int))}, TypeError, r"q_segments must have an integer"),
-    "segments shape": (
-        {"segments": (np.zeros(3, int), np.zeros(4, int))},
-        ValueError,
-        r"k_segments must have 5 ids along axis -1, one a token; got shape \(4,\)",
-    ),
-    "segments batch": (
-        {"segments": (np.zeros((3, 3), int), np.zeros(5, int))},
-        ValueError,
-        r"q_segments must broadcast to",
-    ),
-    "return_lse": ({"return_lse": "yes"}, TypeError, r"return_lse must be True or False"),
-}
-
-
-def call(function: str, q: Any, k: Any, v: Any, **options: Any) -> Any:
-    """Call a public function by name with these inputs."""
-    if function in ("jvp", "hvp"):
-        extra = (DOUT,) if function == "hvp" else ()
-        return getattr(attngrad, function)((q, k, v), (None, None, None), *extra, **options)
-    return getattr(attngrad, function)(q, k, v, **options)
-
-
-@pytest.mark.parametrize("function", ["attention", "vjp", "jvp", "hvp", "jacobian"])
-@pytest.mark.parametrize(("q", "k", "v", "error", "message"), BAD_QKV.values(), ids=BAD_QKV)
-def test_bad_inputs_name_function_argument_and_rule(function, q, k, v, error, message):
-    with pytest.raises(error, match=message) as caught:
-        call(function, q, k, v)
-    assert str(caught.value).startswith(f"{function}: ")
-    assert caught.type is error
-
-
-@pytest.mark.parametrize("function", ["attention", "vjp", "jvp", "hvp", "jacobian"])
-@pytest.mark.parametrize(("options", "error", "message"), BAD_OPTIONS.values(), ids=BAD_OPTIONS)
-def test_bad_options_name_function_option_and_rule(function, options, error, message):
-    with pytest.raises(error, match=message) as caught:
-        call(function, Q, K, V, **options)
-    assert str(caught.value).startswith(f"{function}: ")
-    assert caught.type is error
-
 
 BAD_COTANGENTS: dict[str, tuple[Any, Any, type[Exception], str]] = {
     "neither": (None, None, TypeError, r"dout must be an array where dlse is not given"),
@@ -177,31 +70,6 @@ def test_what_a_function_has_no_meaning_for_is_refused():
         attngrad.jacobian(Q, K, V, wrt="w")
     with pytest.raises(ValueError, match=r"jacobian: wrt='bias', but bias was not given"):
         attngrad.jacobian(Q, K, V, wrt="bias")
-
-
-def test_the_small_functions_check_their_arguments():
-    with pytest.raises(TypeError, match="softmax_jacobian: scores must have dtype"):
-        attngrad.softmax_jacobian(np.ones(3, int))
-    with pytest.raises(TypeError, match=r"softmax_jacobian: scores must be a numpy.ndarray"):
-        attngrad.softmax_jacobian([1.0])
-    with pytest.raises(ValueError, match="softmax_jacobian: scores must have at least 1 axis"):
-        attngrad.softmax_jacobian(np.ones(()))
-    with pytest.raises(ValueError, match=r"dropout_mask: rate must be in \[0, 1\)"):
-        attngrad.dropout_mask((2, 3), 1.5, 0)
-    with pytest.raises(ValueError, match="dropout_mask: shape must be"):
-        attngrad.dropout_mask((3,), 0.5, 0)
-    with pytest.raises(TypeError, match="dropout_mask: shape must be"):
-        attngrad.dropout_mask("ab", 0.5, 0)
-    with pytest.raises(ValueError, match="segments_from_lengths: lengths must be >= 0; got -1"):
-        attngrad.segments_from_lengths([2, -1])
-    with pytest.raises(TypeError, match="segments_from_lengths: lengths must be integers"):
-        attngrad.segments_from_lengths([1.5])
-    with pytest.raises(ValueError, match="segments_from_lengths: lengths must be one flat list"):
-        attngrad.segments_from_lengths([[1], [2, 3]])
-    with pytest.raises(TypeError, match="segments_from_lengths: lengths must be integers; got None"):
-        attngrad.segments_from_lengths(None)
-    with pytest.raises(TypeError, match="softmax_jacobian: scores must have a real or complex floating dtype"):
-        attngrad.reference.softmax_jacobian(np.ones(3, int))
 
 
 def test_a_wider_bias_or_sinks_is_refused_too():
