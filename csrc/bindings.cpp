@@ -3,6 +3,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/string.h>
+#include <unistd.h>
 
 #include <array>
 #include <atomic>
@@ -25,15 +26,45 @@ using Array = nb::ndarray<nb::ro, nb::device::cpu>;
 using Output = nb::ndarray<nb::device::cpu>;
 using Mask = nb::ndarray<bool, nb::shape<-1, -1, -1, -1>, nb::c_contig, nb::device::cpu>;
 
-const Kernels* g_kernels = nullptr;
-int g_threads = 1;
+// Set from any thread while others compute: a call reads each once.
+std::atomic<const Kernels*> g_kernels{nullptr};
+std::atomic<int> g_threads{1};
+
+// The GIL, given away for as long as this lives. CPython ends a thread that asks for it while the interpreter shuts down,
+// by unwinding its stack: what the workers still read would go, and a destructor may not be unwound. Such a thread, which
+// must be a daemon, sleeps instead until the process ends.
+class WithoutGil {
+public:
+    WithoutGil() : state_(PyEval_SaveThread()) {}
+    ~WithoutGil() { restore(); }
+    WithoutGil(const WithoutGil&) = delete;
+
+    // Whether a signal handler raised; the handlers run now.
+    bool signalled() {
+        restore();
+        const bool raised = PyErr_CheckSignals() != 0;
+        state_ = PyEval_SaveThread();
+        return raised;
+    }
+
+private:
+    void restore() noexcept {
+        try {
+            PyEval_RestoreThread(state_);
+        } catch (...) {
+            for (;;) pause();
+        }
+    }
+
+    PyThreadState* state_;
+};
 
 void keep_mask(Mask out, std::uint64_t seed, std::uint32_t threshold, std::int64_t b0, std::int64_t h0,
                std::int64_t i0, std::int64_t j0) {
     const auto batches = static_cast<std::int64_t>(out.shape(0)), heads = static_cast<std::int64_t>(out.shape(1));
     const auto queries = static_cast<std::int64_t>(out.shape(2)), keys = static_cast<std::int64_t>(out.shape(3));
     bool* row = out.data();
-    nb::gil_scoped_release release;
+    WithoutGil without;
     for (std::int64_t b = 0; b < batches; ++b)
         for (std::int64_t h = 0; h < heads; ++h)
             for (std::int64_t i = 0; i < queries; ++i, row += keys)
@@ -120,15 +151,16 @@ template <class Work>
 void run(Work work) {
     bool cancelled = false;
     {
-        nb::gil_scoped_release release;
-        Team team(g_threads, [] {
-            nb::gil_scoped_acquire acquire;
-            return PyErr_CheckSignals() != 0;
-        });
-        work(team);
+        WithoutGil without;
+        Team team(g_threads, [&] { return without.signalled(); });
+        work(*g_kernels.load(), team);
         cancelled = team.cancelled();
     }
-    if (cancelled) throw nb::python_error();
+    if (!cancelled) return;
+    if (!PyErr_Occurred())
+        PyErr_SetString(PyExc_RuntimeError, "attngrad: a signal handler forked in the middle of this call, whose other "
+                                            "threads are in the parent process. Call it again.");
+    throw nb::python_error();
 }
 
 // Whether a plane has a number for every score. Then the caller need not have zeroed it.
@@ -146,7 +178,7 @@ ForwardResult forward_result(const Output& out, const Output& wide_out, const Ou
 
 void forward(const Call& call, Output out, Output wide_out, Output lse, Output top, Output inverse) {
     const ForwardResult r = forward_result(out, wide_out, lse, top, inverse);
-    run([&](Team& team) { g_kernels->forward(call.p, r, team); });
+    run([&](const Kernels& kernels, Team& team) { kernels.forward(call.p, r, team); });
 }
 
 // The directions of forward mode; arrays are kept alive here, as in Call.
@@ -170,7 +202,7 @@ void forward_tangent(const Call& call, const Directions& directions, Output out,
                      Output inverse, Output out_dot, Output wide_out_dot, Output lse_dot, Output shift, Output mean) {
     const ForwardTangentResult r{forward_result(out, wide_out, lse, top, inverse),
                                  data_of(out_dot), data_of(wide_out_dot), data_of(lse_dot), data_of(shift), data_of(mean)};
-    run([&](Team& team) { g_kernels->forward_tangent(call.p, directions.t, r, team); });
+    run([&](const Kernels& kernels, Team& team) { kernels.forward_tangent(call.p, directions.t, r, team); });
 }
 
 BackwardProblem backward_problem(const Call& call, const Array& dout, const Array& dlse, const Array& out,
@@ -184,7 +216,7 @@ BackwardProblem backward_problem(const Call& call, const Array& dout, const Arra
 void backward(const Call& call, Array dout, Array dlse, Array out, Array top, Array inverse, Output dq, Output dk,
               Output dv, Output delta, Array dbias) {
     const BackwardProblem g = backward_problem(call, dout, dlse, out, top, inverse, dq, dk, dv, delta, dbias);
-    run([&](Team& team) { g_kernels->backward(call.p, g, team); });
+    run([&](const Kernels& kernels, Team& team) { kernels.backward(call.p, g, team); });
 }
 
 void backward_tangent(const Call& call, const Directions& directions, Array dout, Array dlse, Array out, Array top,
@@ -195,34 +227,38 @@ void backward_tangent(const Call& call, const Directions& directions, Array dout
                                    rows_of(dout_dot), data_of(dlse_dot), data_of(out_dot), data_of(shift), data_of(mean),
                                    data_of(dq_dot), data_of(dk_dot), data_of(dv_dot), data_of(delta_dot),
                                    plane_of(dbias_dot, Type::f32)};
-    run([&](Team& team) { g_kernels->backward_tangent(call.p, directions.t, g, team); });
+    run([&](const Kernels& kernels, Team& team) { kernels.backward_tangent(call.p, directions.t, g, team); });
 }
 
 void narrow(int type, Array in, Output out) {
-    run([&](Team& team) { g_kernels->narrow(static_cast<Type>(type), in.data(), out.data(), in.size(), team); });
+    run([&](const Kernels& kernels, Team& team) { kernels.narrow(static_cast<Type>(type), in.data(), out.data(), in.size(), team); });
 }
 
 // Operations a second of multiply-adds on all threads, and bytes a second read from a large array.
 double fma_rate(bool f64, std::int64_t rounds) {
-    nb::gil_scoped_release release;
-    Team team(g_threads, {});
+    const int threads = g_threads;
+    const Kernels& kernels = *g_kernels.load();
+    WithoutGil without;
+    Team team(threads, {});
     const auto start = std::chrono::steady_clock::now();
     std::atomic<std::int64_t> done{0};
-    team.run(g_threads, g_threads, [&](std::int64_t, int) {
-        done += static_cast<std::int64_t>((f64 ? g_kernels->multiply_add_f64 : g_kernels->multiply_add_f32)(rounds));
+    team.run(threads, threads, [&](std::int64_t, int) {
+        done += static_cast<std::int64_t>((f64 ? kernels.multiply_add_f64 : kernels.multiply_add_f32)(rounds));
     });
     return static_cast<double>(done) / std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
 double read_rate(nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu> data) {
     const float* first = data.data();
-    const auto part = static_cast<std::int64_t>(data.size()) / g_threads;
-    nb::gil_scoped_release release;
-    Team team(g_threads, {});
+    const int threads = g_threads;
+    const Kernels& kernels = *g_kernels.load();
+    const auto part = static_cast<std::int64_t>(data.size()) / threads;
+    WithoutGil without;
+    Team team(threads, {});
     const auto start = std::chrono::steady_clock::now();
     std::atomic<std::int64_t> done{0};
-    team.run(g_threads, g_threads, [&](std::int64_t task, int) {
-        done += static_cast<std::int64_t>(g_kernels->read_memory(first + task * part, part));
+    team.run(threads, threads, [&](std::int64_t task, int) {
+        done += static_cast<std::int64_t>(kernels.read_memory(first + task * part, part));
     });
     return static_cast<double>(done) / std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
@@ -258,10 +294,10 @@ NB_MODULE(_native, m) {
 
     m.attr("compiler") = __VERSION__;
     m.def("isa_names", &isa_names);
-    m.def("isa", [] { return g_kernels->name; });
+    m.def("isa", [] { return g_kernels.load()->name; });
     m.def("set_isa", &set_isa);
     m.def("set_num_threads", [](int n) { g_threads = n; });
-    m.def("get_num_threads", [] { return g_threads; });
+    m.def("get_num_threads", [] { return g_threads.load(); });
     m.def("buffer", &buffer, nb::arg("bytes"));
     m.def("narrow", &narrow, nb::arg("kind"), nb::arg("wide").noconvert(), nb::arg("out").noconvert());
     m.def("fma_rate", &fma_rate, nb::arg("f64"), nb::arg("rounds"));

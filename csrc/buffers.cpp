@@ -1,5 +1,7 @@
 #include "buffers.hpp"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <bit>
 #include <cstdlib>
@@ -28,6 +30,10 @@ Shelf& shelf() {
     }();
     return *the_shelf;
 }
+
+// No other thread is in the middle of it when a process forks: the child, which has this thread alone, can go on.
+[[maybe_unused]] const int registered = pthread_atfork([] { shelf().mutex.lock(); }, [] { shelf().mutex.unlock(); },
+                                                       [] { shelf().mutex.unlock(); });
 
 // Sizes come in steps of an eighth, so that similar calls share blocks.
 std::size_t rounded(std::size_t bytes) {

@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -9,8 +10,8 @@
 #include <condition_variable>
 #include <cstdlib>
 #include <mutex>
+#include <system_error>
 #include <thread>
-#include <vector>
 
 namespace attngrad {
 
@@ -24,6 +25,8 @@ inline void relax() {
 #endif
 }
 
+std::atomic<int> g_forks{0};  // of the processes that led to this one, since the module was loaded
+
 // Workers that sleep until a call has work for them. A worker spins for a few microseconds before it sleeps, so that
 // calls in quick succession do not pay for waking it. The caller works too, and when nothing is left it closes the job: it
 // waits for workers that have joined, never for one that is still waking up.
@@ -32,11 +35,8 @@ public:
     std::mutex in_use;  // one call at a time; a second one runs on its own thread alone
 
     void run(int helpers, const std::function<void(int)>& job) {
-        while (static_cast<int>(threads_.size()) < helpers) {
-            const int id = static_cast<int>(threads_.size()) + 1;
-            threads_.emplace_back([this, id, seen = generation_.load()] { serve(id, seen); });
-            threads_.back().detach();
-        }
+        const int before = g_forks.load();
+        if (size_ < helpers) grow(helpers);
         {
             std::lock_guard lock(mutex_);
             job_ = &job;
@@ -45,6 +45,7 @@ public:
         }
         wake_.notify_all();
         job(0);
+        if (g_forks.load() != before) return;  // a child that a signal handler made: the workers are in the parent
         {
             std::lock_guard lock(mutex_);
             job_ = nullptr;
@@ -59,6 +60,22 @@ public:
     }
 
 private:
+    // Start threads until there are so many, or the system gives no more: the caller does what they would have done.
+    // Signals are for the other threads, which may be waiting for them.
+    void grow(int helpers) {
+        sigset_t all, old;
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &old);
+        try {
+            while (size_ < helpers) {
+                std::thread([this, id = size_ + 1, seen = generation_.load()] { serve(id, seen); }).detach();
+                ++size_;
+            }
+        } catch (const std::system_error&) {
+        }
+        pthread_sigmask(SIG_SETMASK, &old, nullptr);
+    }
+
     void serve(int id, std::uint64_t seen) {
         for (;;) {
             for (int spins = 0; spins < 1000 && generation_.load(std::memory_order_acquire) == seen; ++spins) relax();
@@ -80,7 +97,7 @@ private:
         }
     }
 
-    std::vector<std::thread> threads_;
+    int size_ = 0;  // under in_use
     std::atomic<std::uint64_t> generation_{0};
     std::atomic<int> joined_{0};
     std::mutex mutex_;
@@ -93,15 +110,15 @@ Pool* g_pool = nullptr;
 std::mutex g_pool_mutex;
 
 // Threads do not survive a fork: the child starts with a new pool. The old one is left alone, its mutexes unknown.
-void forget_pool() {
-    new (&g_pool_mutex) std::mutex;
-    g_pool = nullptr;
-}
+[[maybe_unused]] const int registered = pthread_atfork([] { g_pool_mutex.lock(); }, [] { g_pool_mutex.unlock(); },
+                                                       [] {
+                                                           g_pool_mutex.unlock();
+                                                           g_pool = nullptr;
+                                                           ++g_forks;
+                                                       });
 
 Pool& pool() {
     std::lock_guard lock(g_pool_mutex);
-    static const int registered = pthread_atfork(nullptr, nullptr, forget_pool);
-    (void)registered;
     if (!g_pool) g_pool = new Pool;
     return *g_pool;
 }
@@ -126,13 +143,15 @@ int Team::workers(std::int64_t tasks, int worth) const {
 
 void Team::run(std::int64_t tasks, int worth, const std::function<void(std::int64_t, int)>& work) {
     std::atomic<std::int64_t> next{0};
+    const int before = g_forks.load();
+    bool pooled = false;
     using Clock = std::chrono::steady_clock;
     const std::function<void(int)> take = [&](int worker) {
         auto asked = Clock::now();
         for (std::int64_t task; !cancelled() && (task = next.fetch_add(1)) < tasks;) {
             work(task, worker);
             if (worker == 0 && poll_ && Clock::now() - asked > std::chrono::milliseconds(50)) {
-                if (poll_()) cancel();
+                if (poll_() || (pooled && g_forks.load() != before)) cancel();
                 asked = Clock::now();
             }
         }
@@ -141,7 +160,8 @@ void Team::run(std::int64_t tasks, int worth, const std::function<void(std::int6
     if (n > 1) {
         Pool& shared = pool();
         std::unique_lock lock(shared.in_use, std::try_to_lock);
-        if (lock.owns_lock()) return shared.run(n - 1, take);
+        pooled = lock.owns_lock();
+        if (pooled) return shared.run(n - 1, take);
     }
     take(0);
 }

@@ -13,7 +13,8 @@ int default_threads();  // ATTNGRAD_NUM_THREADS, else the processors this proces
 // One call's use of the pool.
 class Team {
 public:
-    // `poll` is called on the calling thread every now and then; it returns true to cancel.
+    // `poll` is called on the calling thread every now and then; it returns true to cancel. Where it forks, the call is
+    // cancelled in the child, which has no workers.
     Team(int threads, std::function<bool()> poll) : threads_(threads), poll_(std::move(poll)) {}
 
     // Run work(task, worker) for every task, on up to `threads` workers numbered from 0. Tasks start in order: when a
