@@ -50,7 +50,7 @@ def from_options(given: Mapping[str, Any]) -> Trace:
     if given["tangents"] and all(d is None for d in dots):
         inputs = (q, k, v, options.get("bias"), options.get("sinks"))
         dots = tuple(None if a is None else rng.standard_normal(a.shape).astype(a.dtype) for a in inputs)
-    if "dout" not in arrays and "dlse" not in arrays:
+    if "dout" not in arrays and "dlse" not in arrays and q.ndim and v.ndim:  # numbers are refused by trace
         arrays["dout"] = rng.standard_normal((*q.shape[:-1], v.shape[-1])).astype(q.dtype)
     tangents = None if all(d is None for d in dots) else dots
     return trace(q, k, v, tangents=tangents, tokens=tokens, **arrays, **options)
@@ -70,6 +70,7 @@ def make(
     key_heads = heads if key_heads is None else key_heads
     if heads % key_heads:
         raise ValueError(f"explain: --kv-heads must divide the {heads} heads; got {key_heads}.")
+    _refuse_large(shape, shape)
     rng = np.random.default_rng([seed, 0])
     leading = shape[:-3]
     if len(shape) == 2:

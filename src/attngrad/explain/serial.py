@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from attngrad._options import Operands, Options
+from attngrad._options import Operands, Options, bind
 from attngrad.explain.invariants import Invariant
-from attngrad.explain.rules import Rule
+from attngrad.explain.rules import RULES, STAGES, Rule
 
 if TYPE_CHECKING:
     from attngrad.explain.trace import Trace
@@ -67,9 +68,25 @@ def dump(trace: Trace) -> str:
     return json.dumps(document, allow_nan=False)
 
 
+def _check_steps(x: Operands, rules: Mapping[str, Rule], values: Mapping[str, NDArray]) -> None:
+    """Steps are told by texts; those of attention have the letters of their rule, and the shapes that these say."""
+    letters = {rule.name: rule.letters for rule in RULES}
+    (t, s), d, e = x.scores_shape[-2:], x.q.shape[-1], x.v.shape[-1]
+    sizes = {"i": t, "j": s, "d": d, "e": e}
+    for name, rule in rules.items():
+        if not all(isinstance(text, str) for text in rule) or rule.stage not in STAGES:
+            raise TypeError(f"step {name!r} without its texts")
+        if rule.letters != letters.get(name, rule.letters):
+            raise ValueError(f"step {name!r} with letters {rule.letters!r}")
+        expected = [sizes[c] for c in letters.get(name, "") if c in sizes]
+        shape = values[name].shape
+        if "bias" not in name and len(expected) and list(shape[len(shape) - len(expected) :]) != expected:
+            raise ValueError(f"step {name!r} of shape {shape}")
+
+
 def load(text: str) -> Trace:
     """The trace that ``dump`` wrote."""
-    from attngrad.explain.trace import Trace
+    from attngrad.explain.trace import Trace, check_tokens
 
     function = "Trace.from_json"
     try:
@@ -82,25 +99,17 @@ def load(text: str) -> Trace:
             name: Rule(name, s["number"], s["stage"], s["letters"], s["formula"], s["entry"])
             for name, s in steps.items()
         }
-        given = dict(document["options"])
+        given = {**document["options"], "bias": values.get("bias"), "sinks": values.get("sigma")}
         given["window"] = None if given["window"] is None else tuple(given["window"])
-        options = Options(**given)
-        segments = document["segments"]
-        offset = document["offset"]
-        operands = Operands(
-            values["Q"],
-            values["K"],
-            values["V"],
-            values.get("bias"),
-            values.get("sigma"),
-            None if document["mask"] is None else np.array(document["mask"], bool),
-            None if segments is None else (np.array(segments[0]), np.array(segments[1])),
-            offset if isinstance(offset, int) else np.array(offset),
-        )
-        tokens = document["tokens"]
+        mask, segments, offset = document["mask"], document["segments"], document["offset"]
+        given["mask"] = None if mask is None else np.array(mask, bool)
+        given["segments"] = None if segments is None else (np.array(segments[0]), np.array(segments[1]))
+        given["offset"] = offset if isinstance(offset, int) else np.array(offset)
+        operands, options, _ = bind(function, values["Q"], values["K"], values["V"], given)
+        _check_steps(operands, rules, values)
+        labels = check_tokens(function, document["tokens"], *operands.scores_shape[-2:])
         checked = [Invariant(i["claim"], tuple(i["steps"]), float(i["error"])) for i in document["invariants"]]
-        labels = None if tokens is None else (tuple(tokens[0]), tuple(tokens[1]))
-    except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        return Trace(operands, options, values, rules, labels, checked)
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError, MemoryError, RecursionError) as error:
         remedy = "Write one with trace.to_json()."
         raise ValueError(f"{function}: text must be a trace, version {VERSION}; got {error!r}. {remedy}") from error
-    return Trace(operands, options, values, rules, labels, checked)
