@@ -36,7 +36,7 @@ def _finite(_: click.Context, __: click.Parameter, value: float) -> float:
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Seed of the values.")
 @click.option(
     "--time-limit",
-    type=click.FloatRange(0.01),
+    type=click.FloatRange(0.01, 1e6),
     callback=_finite,
     default=10.0,
     show_default=True,
@@ -44,7 +44,7 @@ def _finite(_: click.Context, __: click.Parameter, value: float) -> float:
 )
 @click.option(
     "--memory",
-    type=click.FloatRange(0.1),
+    type=click.FloatRange(0.1, 1e6),
     callback=_finite,
     default=4.0,
     show_default=True,

@@ -113,15 +113,23 @@ def _run(settings: Settings) -> Results:
 
 
 def _load(path: str) -> Results:
+    import io
     import json
     from pathlib import Path
 
+    from rich.console import Console
+
+    from attngrad.bench import report
     from attngrad.bench.results import Results
 
     try:
-        return Results.from_json(json.loads(Path(path).read_text()))
-    except (ValueError, KeyError, TypeError) as error:
-        raise click.ClickException(f"bench: --load must name results written by --json; {path}: {error}") from error
+        results = Results.from_json(json.loads(Path(path).read_text()))
+        report.render(results, Console(file=io.StringIO()))  # whatever is wrong in it shows before anything is printed
+        results.to_json()
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        told = f"bench: --load must name results written by --json; {path}: {type(error).__name__}: {error}"
+        raise click.ClickException(told) from error
+    return results
 
 
 def _report(results: Results, json_file: str | None, plots: str | None, markdown: str | None, check: bool) -> None:
