@@ -302,8 +302,8 @@ class MultiHeadAttention:
                 found.add(c, affine_vjp(x[source[c]], w[f"w_{c}"], dq), source[c])
             for name, gradient in self.grads.items():
                 gradient += found.params[name]
+            given = tuple(self._round(found.inputs[name]) for name in x)
         self.attention_gradients = gradients
-        given = tuple(self._round(found.inputs[name]) for name in x)
         return given[0] if len(given) == 1 else given
 
     def zero_grad(self) -> None:
@@ -399,7 +399,7 @@ class MultiHeadAttention:
                 grads.add(c, affine_vjp(x[name], w[weight], dq), name)
                 moved = affine_hvp(x[name], w[weight], dq, x_dot.get(name), w_dot.get(weight), dq_dot)
                 grads_dot.add(c, moved, name)
-        return self._collect(grads, x, found.grads), self._collect(grads_dot, x, found.grads_dot)
+            return self._collect(grads, x, found.grads), self._collect(grads_dot, x, found.grads_dot)
 
     def _collect(self, found: _Collected, inputs: Iterable[str], attention: Gradients) -> LayerGradients:
         """What was found, rounded, for the inputs and parameters that there are."""
