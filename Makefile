@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 BUILD_INPUTS := pyproject.toml CMakeLists.txt $(wildcard csrc/*)
 
-.PHONY: demo test test-full lint format clean sanitize fuzz bench docs
+.PHONY: demo test test-full lint format clean sanitize sanitize-thread fuzz soak bench docs
 
 demo: .venv/.installed
 	$(BIN)/attngrad demo
@@ -47,10 +47,17 @@ sanitize: .venv/.installed-test
 	  UBSAN_OPTIONS=print_stacktrace=1 $(SANITIZED)/bin/python -m pytest -n auto -p no:cacheprovider \
 	  tests/test_kernels.py tests/test_attention.py tests/test_tangents.py tests/test_philox.py -k "not linear_memory"
 
-# Random shapes, strides, dtypes, threads and options against the reference.
+# Random inputs for the kernels, the arguments, the formula parser, the loaders and the command, for MINUTES in all;
+# exit 1 with the way to see a finding again. PARTS="files commands" runs these alone.
 MINUTES ?= 10
+PARTS ?=
 fuzz: .venv/.installed-test
-	$(BIN)/python tests/fuzz.py --minutes $(MINUTES)
+	$(BIN)/python -m pip install --quiet --editable '.[fuzz]'
+	$(BIN)/python tests/fuzz.py $(PARTS) --minutes $(MINUTES)
+
+# Memory under load: 100,000 small calls, then 5 minutes of every pass from 8 threads. Exit 1 where it grows.
+soak: .venv/.installed-test
+	$(BIN)/python tests/soak.py
 
 clean:
 	rm -rf .venv .venv-sanitize build .mypy_cache .pytest_cache .ruff_cache .hypothesis

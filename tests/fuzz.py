@@ -1,165 +1,180 @@
-"""Random shapes, strides, dtypes, threads, instruction sets and options: every pass against the reference.
+"""The fuzzer: random inputs for every door of the library, for as long as you like. Run by `make fuzz`.
 
-A result must keep the rounding rule: an RMS error of at most twice that of the naive computation, plus 8 eps times the
-largest result. A result of few numbers may miss it by chance, where the naive computation happens to round well. So a
-case that misses is drawn again, with inputs that differ in their last digits, and the rule is applied to the RMS over
-all draws. How often that was needed is told at the end.
+    python tests/fuzz.py --minutes 60                 every part, by its share of the time
+    python tests/fuzz.py files --minutes 5            one part
+    python tests/fuzz.py files --only 123             one input again, by its number
 
-Run by `make fuzz`. A failure prints the number that makes it again: `python tests/fuzz.py --only NUMBER`.
+Each part is a module ``fuzz_PART`` with ``WHAT`` (what its inputs are), ``describe(number)`` (the input of a number)
+and ``judge(number)``, which returns a word for what happened (they are counted) and raises where something is wrong. A
+part runs in a process of its own, one after the other: so a crash and a hang are findings too, with the number that led
+to them. What atheris finds by following the branches taken (part ``guided``) is kept as a file instead of a number.
+
+Exit status: 0 nothing found, 1 a finding, which is printed with the command that makes it again.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import faulthandler
+import importlib
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
 import time
+import traceback
+import warnings
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
-import ml_dtypes
-import numpy as np
-
-import attngrad
-from attngrad import _native, reference
-from attngrad._options import Tangents
-from attngrad.testing import rms_error, rounding_bound
-from cases import OPTIONS, Case, Shape, make
-from passes import all_passes
-
-DTYPES = (np.float64, np.float32, np.float16, ml_dtypes.bfloat16)
-EDGES = (1, 2, 3, 7, 8, 15, 16, 17, 24, 31, 33, 47, 48, 49, 63, 64, 65, 95, 96, 97, 130, 193)
-WIDTHS = (1, 2, 3, 5, 8, 15, 16, 17, 32, 33, 48, 64, 65, 80)
-
-
-def draw(number: int) -> tuple[Case, np.random.Generator]:
-    """The case of this number."""
-    rng = np.random.default_rng([number, 17])
-    key_heads = int(rng.integers(1, 4))
-    shape = Shape(
-        tuple(int(n) for n in rng.integers(1, 3, rng.integers(0, 3))),
-        key_heads * int(rng.integers(1, 5)),
-        key_heads,
-        *(int(rng.choice(EDGES)) for _ in range(2)),
-        *(int(rng.choice(WIDTHS)) for _ in range(2)),
-    )
-    names = tuple(rng.choice(list(OPTIONS), rng.integers(0, 6), replace=False))
-    c = make(names, shape, number)
-    if "bias" in c.options and rng.random() < 0.5:  # broadcast along random axes
-        axes = rng.random(c.options["bias"].ndim) < 0.5
-        c.options["bias"] = c.options["bias"][tuple(slice(0, 1) if cut else slice(None) for cut in axes)]
-        c.t = c.t._replace(bias=rng.standard_normal(c.options["bias"].shape))
-    c.t = Tangents(*(x if rng.random() < 0.8 else None for x in c.t))
-    if rng.random() < 0.3:
-        c.dout_dot = None
-    if rng.random() < 0.2:
-        c.q = c.q * 10.0 ** rng.integers(0, 4)
-    return c, rng
-
-
-def scatter(x: Any, rng: np.random.Generator) -> Any:
-    """The same values at other strides: permuted axes, gaps, reversed axes, read-only."""
-    if not isinstance(x, np.ndarray) or x.ndim == 0:
-        return x
-    order = rng.permutation(x.ndim) if rng.random() < 0.5 else np.arange(x.ndim)
-    steps = rng.choice([1, 1, 2, -1], x.ndim)
-    wide = np.zeros(
-        [int(n) * abs(int(s)) for n, s in zip(np.array(x.shape)[order], steps[order], strict=True)], x.dtype
-    )
-    view = wide.transpose(np.argsort(order))[tuple(slice(None, None, int(s)) for s in steps)]
-    view[...] = x
-    view.flags.writeable = False
-    return view
-
-
-def results(c: Case, module: Any) -> dict[str, Any]:
-    """Every pass by name, and the forward pass that keeps nothing."""
-    return all_passes(c, module) | {"out alone": module.attention(*c.qkv, **c.options)}
-
-
-DRAWS = 24
-
-
-def errors(c: Case, moved: Case, dtype: Any) -> dict[str, tuple[float, float, float]] | str:
-    """By result: our RMS error on ``moved`` (``c`` at other strides), the naive one, and 8 eps times the largest."""
-    got = results(moved, attngrad)
-    narrow = c.cast(dtype)
-    narrow.dlse = c.dlse.astype(dtype)
-    narrow.dlse_dot = None if c.dlse_dot is None else c.dlse_dot.astype(dtype)
-    with np.errstate(all="ignore"):
-        naive, truth = results(narrow, reference), results(c.cast(np.longdouble), reference)
-    eps = float(ml_dtypes.finfo(dtype).eps)
-    found = {}
-    for name, x in got.items():
-        finite = np.isfinite(truth[name])
-        if not np.isfinite(naive[name][finite].astype(np.float64)).all():
-            continue  # out of the range of the dtype
-        if not np.array_equal(finite, np.isfinite(x.astype(np.float64))):
-            return f"{name} is finite elsewhere"
-        a, b, n = x[finite], truth[name][finite], naive[name][finite]
-        found[name] = rms_error(a, b), rms_error(n, b), rounding_bound(b, b, eps)
-    return found
-
-
-def redraw(c: Case, dtype: Any, rng: np.random.Generator) -> Case:
-    """The case with every number moved by a few eps of itself."""
-    eps = float(ml_dtypes.finfo(dtype).eps)
-
-    def jitter(x: Any) -> Any:
-        if x is None:
-            return None
-        return (x.astype(np.longdouble) * (1 + 4 * eps * rng.uniform(-1, 1, x.shape))).astype(x.dtype)
-
-    options = {n: jitter(a) if n in ("bias", "sinks") else a for n, a in c.options.items()}
-    arrays = (*c.qkv, c.dout, c.dlse, c.dout_dot, c.dlse_dot)
-    return Case(c.shape, options, *map(jitter, arrays), Tangents(*map(jitter, c.t)))
-
-
-def check(number: int) -> tuple[str | None, bool]:
-    """What is wrong with case ``number``, or None; and whether it was drawn more than once."""
-    c, rng = draw(number)
-    dtype = DTYPES[int(rng.integers(len(DTYPES)))]
-    _native.set_isa(str(rng.choice(_native.isa_names())))
-    attngrad.set_num_threads(int(rng.integers(1, 5)))
-    c = c.cast(dtype)
-    moved = Case(
-        c.shape,
-        {n: scatter(x, rng) if n in ("mask", "bias") else x for n, x in c.options.items()},
-        *(scatter(x, rng) for x in (*c.qkv, c.dout, c.dlse, c.dout_dot, c.dlse_dot)),
-        Tangents(*(scatter(x, rng) for x in c.t)),
-    )
-    first = errors(c, moved, dtype)
-    if isinstance(first, str):
-        return first, False
-    missed = [name for name, (ours, naive, floor) in first.items() if ours > 2 * naive + floor]
-    if not missed:
-        return None, False
-    drawn = [errors(x, x, dtype) for x in (redraw(c, dtype, rng) for _ in range(DRAWS))]
-    for name in missed:
-        squares = [np.square(e[name]) for e in drawn if not isinstance(e, str) and name in e]
-        ours, naive, floor = np.sqrt(np.mean(squares, axis=0)) if squares else first[name]
-        if ours > 2 * naive + floor:
-            return f"{name} is off by {ours:.1e}, the naive one by {naive:.1e}, 8 eps is {floor:.1e}", True
-    return None, True
+SHARES = {"kernels": 6, "arguments": 2, "formulas": 2, "files": 3, "commands": 2, "state": 1, "guided": 4}
+HANG = 300.0
+"""Seconds that one input may take; the slowest take a few."""
+MEMORY = 4 << 30
+"""Bytes of address space beyond what a part starts with: a file that claims to be larger must not be believed."""
 
 
 def main() -> None:
-    """Fuzz for a while; exit 1 at the first failure."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--only", type=int)
+    """Run the parts asked for; exit 1 after the first finding."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(SHARES))
+    parser.add_argument("--minutes", type=float, default=10.0, help="for all parts together")
+    parser.add_argument("--first", type=int, default=0, help="the number to begin with")
+    parser.add_argument("--only", type=int, help="this number alone, in this process")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    end = time.monotonic() + 60 * arguments.minutes
-    first = number = arguments.first if arguments.only is None else arguments.only
-    redrawn = 0
-    while True:
-        problem, again = check(number)
-        redrawn += again
-        if problem:
-            c, _ = draw(number)
-            raise SystemExit(f"case {number}: {problem}\n  {c.shape}, options {sorted(c.options)}")
+    parts = arguments.parts or list(SHARES)
+    if unknown := set(parts) - set(SHARES):
+        parser.error(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(SHARES)}")
+    if arguments.only is not None:
+        module = load(parts[0])
+        print(module.describe(arguments.only))
+        print(module.judge(arguments.only))
+        return
+    if arguments.worker is not None:
+        raise SystemExit(work(parts[0], arguments.first, 60 * arguments.minutes, arguments.worker))
+    whole = sum(SHARES[part] for part in parts)
+    tried = 0
+    for part in parts:
+        minutes = arguments.minutes * SHARES[part] / whole
+        tried += guided(minutes) if part == "guided" else watch(part, arguments.first, minutes)
+    print(f"{tried} inputs in all, nothing found")
+
+
+def load(part: str) -> Any:
+    """The module of a part; warnings are errors from here on."""
+    module = importlib.import_module(f"fuzz_{part}")
+    warnings.simplefilter("error")
+    return module
+
+
+# --- the process of a part --------------------------------------------------------------------------------------------
+
+
+def work(part: str, first: int, seconds: float, status_file: str) -> int:
+    """Judge numbers from ``first`` on until the time is up; each is written to ``status_file`` before it is tried."""
+    faulthandler.enable()
+    module = load(part)
+    limit_memory()
+    status = os.open(status_file, os.O_WRONLY)
+    counts: Counter[str] = Counter()
+    slowest, end, number = (0.0, first), time.monotonic() + seconds, first
+    while (start := time.monotonic()) < end:
+        os.pwrite(status, f"{number:<20}".encode(), 0)
+        try:
+            counts[module.judge(number)] += 1
+        except Exception:
+            traceback.print_exc()
+            return 1
+        slowest = max(slowest, (time.monotonic() - start, number))
         number += 1
-        if arguments.only is not None or time.monotonic() > end:
-            break
-    print(f"{number - first} cases, nothing found; {redrawn} of them were drawn again")
+    told = {"tried": number - first, "what": module.WHAT, "counts": counts, "slowest": slowest}
+    os.pwrite(status, json.dumps(told).encode(), 0)
+    return 0
+
+
+def limit_memory() -> None:
+    """Let this process have ``MEMORY`` more than it has now."""
+    with contextlib.suppress(OSError), open("/proc/self/statm") as file:
+        used = int(file.read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]))
+
+
+# --- the process that watches -----------------------------------------------------------------------------------------
+
+
+def watch(part: str, first: int, minutes: float) -> int:
+    """Run a part in a process of its own; how many inputs it tried."""
+    with tempfile.NamedTemporaryFile("r+") as status:
+        command = [sys.executable, __file__, part, "--first", str(first), "--minutes", str(minutes)]
+        process = subprocess.Popen([*command, "--worker", status.name])  # noqa: S603
+        code = patience(process, Path(status.name))
+        told = Path(status.name).read_text().strip()
+    if code:
+        why = {1: "a finding", None: f"no answer in {HANG:g} s"}.get(code) or ending(code)
+        found(f"{part} {told}: {why}", f"python tests/fuzz.py {part} --only {told}")
+    result = json.loads(told)
+    counts = ", ".join(f"{n} {word}" for word, n in sorted(result["counts"].items()))
+    slowest = "the slowest took {:.2f} s (number {})".format(*result["slowest"])
+    print(f"{part}: {result['tried']} {result['what']} in {minutes:.1f} minutes: {counts}; {slowest}", flush=True)
+    return int(result["tried"])
+
+
+def patience(process: subprocess.Popen[bytes], status: Path) -> int | None:
+    """The exit status of a process; None where it stood still for too long, and was ended."""
+    seen, since = "", time.monotonic()
+    while True:
+        try:
+            return process.wait(0.5)
+        except subprocess.TimeoutExpired:
+            if (told := status.read_text()) != seen:
+                seen, since = told, time.monotonic()
+            elif time.monotonic() - since > HANG:
+                process.kill()
+                process.wait()
+                return None
+        except BaseException:
+            process.kill()
+            raise
+
+
+def ending(code: int) -> str:
+    """What an exit status says."""
+    return f"ended by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+
+
+def guided(minutes: float) -> int:
+    """Run atheris on each of its targets; how many inputs it tried."""
+    import fuzz_guided
+
+    if importlib.util.find_spec("atheris") is None:
+        print("guided: left out, for atheris is not installed (pip install atheris)", flush=True)
+        return 0
+    tried = 0
+    for target in fuzz_guided.TARGETS:
+        folder = Path(tempfile.mkdtemp(prefix=f"attngrad-fuzz-{target}-"))
+        seconds = max(1, round(60 * minutes / len(fuzz_guided.TARGETS)))
+        command = [sys.executable, str(Path(fuzz_guided.__file__)), target, str(folder), f"-max_total_time={seconds}"]
+        process = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+        if process.returncode:
+            print(process.stdout[-4000:], process.stderr[-8000:])
+            kept = ", ".join(str(p) for p in folder.glob("finding-*")) or "none kept"
+            found(f"guided {target}: {ending(process.returncode)}", f"python {command[1]} {target} {folder} {kept}")
+        runs = fuzz_guided.runs(process.stderr)
+        print(f"guided: {runs} inputs for {target} in {seconds / 60:.1f} minutes", flush=True)
+        tried += runs
+    return tried
+
+
+def found(what: str, again: str) -> None:
+    """Say what was found and how to see it again, and stop."""
+    print(f"{what}\n  again: {again}", flush=True)
+    raise SystemExit(1)
 
 
 if __name__ == "__main__":

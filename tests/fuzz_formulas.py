@@ -1,21 +1,20 @@
 """Random texts for the formula language: whatever comes, a report or a FormulaError, and nothing is executed.
 
-Run as `python tests/fuzz_formulas.py --minutes N`. A failure prints the number that makes the text again.
+A part of `make fuzz`; see fuzz.py.
 """
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
-import time
-import warnings
 from collections.abc import Callable
+from functools import cache
 
 from attngrad.auditor.formulas import FormulaError, audit_formula
 from attngrad.auditor.formulas.symbols import ALIASES, FUNCTION_ALIASES, FUNCTIONS, KNOWN
 from printed import PRINTED
 
+WHAT = "texts"
 SEEDS = [text for text, _, _ in PRINTED] + [
     "dS = dA*A - A @ dA.T @ A",
     "dS = A * (dA - rowsum(A * dA))",
@@ -139,41 +138,18 @@ def check(text: str, watch: Watch) -> str:
     return "read"
 
 
-def fuzz(seconds: float, first: int = 0, most: int = sys.maxsize) -> dict[str, float]:
-    """Try texts until the time or the number is up; how many were read and refused, and the slowest."""
+@cache
+def watching() -> Watch:
+    """The watch of this process: an audit hook cannot be taken off again."""
     audit_formula("A = softmax(S)"), audit_formula("A = S")  # what is loaded late is loaded now
-    watch = Watch()
-    warnings.simplefilter("error")
-    counts: dict[str, float] = {"read": 0, "refused": 0, "slowest": 0.0, "slowest number": 0}
-    end = time.monotonic() + seconds
-    for number in range(first, first + most):
-        start = time.monotonic()
-        if start > end:
-            break
-        try:
-            counts[check(draw(number), watch)] += 1
-        except Exception as error:
-            raise AssertionError(f"text {number}: {draw(number)!r}") from error
-        spent = time.monotonic() - start
-        if spent > counts["slowest"]:
-            counts["slowest"], counts["slowest number"] = spent, number
-    return counts
+    return Watch()
 
 
-def main() -> None:
-    """Fuzz for a while; a traceback at the first failure."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--only", type=int)
-    arguments = parser.parse_args()
-    if arguments.only is not None:
-        print(repr(draw(arguments.only)))
-        print(fuzz(600, arguments.only, 1))
-        return
-    counts = fuzz(60 * arguments.minutes, arguments.first)
-    print(f"{counts['read'] + counts['refused']:.0f} texts, nothing found: {counts}")
+def describe(number: int) -> str:
+    """The text of this number, as Python would print it."""
+    return repr(draw(number))
 
 
-if __name__ == "__main__":
-    main()
+def judge(number: int) -> str:
+    """Whether the text of this number was "read" or "refused"."""
+    return check(draw(number), watching())

@@ -1,0 +1,143 @@
+"""Random shapes, strides, dtypes, threads, instruction sets and options: every pass against the reference.
+
+A result must keep the rounding rule: an RMS error of at most twice that of the naive computation, plus 8 eps times the
+largest result. A result of few numbers may miss it by chance, where the naive computation happens to round well. So a
+case that misses is drawn again, with inputs that differ in their last digits, and the rule is applied to the RMS over
+all draws. How often that was needed is told at the end.
+
+A part of `make fuzz`; see fuzz.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+import attngrad
+from attngrad import _native, reference
+from attngrad._options import Tangents
+from attngrad.testing import rms_error, rounding_bound
+from cases import OPTIONS, Case, Shape, make
+from passes import all_passes
+
+WHAT = "cases"
+DTYPES = (np.float64, np.float32, np.float16, ml_dtypes.bfloat16)
+EDGES = (1, 2, 3, 7, 8, 15, 16, 17, 24, 31, 33, 47, 48, 49, 63, 64, 65, 95, 96, 97, 130, 193)
+WIDTHS = (1, 2, 3, 5, 8, 15, 16, 17, 32, 33, 48, 64, 65, 80)
+
+
+def draw(number: int) -> tuple[Case, np.random.Generator]:
+    """The case of this number."""
+    rng = np.random.default_rng([number, 17])
+    key_heads = int(rng.integers(1, 4))
+    shape = Shape(
+        tuple(int(n) for n in rng.integers(1, 3, rng.integers(0, 3))),
+        key_heads * int(rng.integers(1, 5)),
+        key_heads,
+        *(int(rng.choice(EDGES)) for _ in range(2)),
+        *(int(rng.choice(WIDTHS)) for _ in range(2)),
+    )
+    names = tuple(rng.choice(list(OPTIONS), rng.integers(0, 6), replace=False))
+    c = make(names, shape, number)
+    if "bias" in c.options and rng.random() < 0.5:  # broadcast along random axes
+        axes = rng.random(c.options["bias"].ndim) < 0.5
+        c.options["bias"] = c.options["bias"][tuple(slice(0, 1) if cut else slice(None) for cut in axes)]
+        c.t = c.t._replace(bias=rng.standard_normal(c.options["bias"].shape))
+    c.t = Tangents(*(x if rng.random() < 0.8 else None for x in c.t))
+    if rng.random() < 0.3:
+        c.dout_dot = None
+    if rng.random() < 0.2:
+        c.q = c.q * 10.0 ** rng.integers(0, 4)
+    return c, rng
+
+
+def scatter(x: Any, rng: np.random.Generator) -> Any:
+    """The same values at other strides: permuted axes, gaps, reversed axes, read-only."""
+    if not isinstance(x, np.ndarray) or x.ndim == 0:
+        return x
+    order = rng.permutation(x.ndim) if rng.random() < 0.5 else np.arange(x.ndim)
+    steps = rng.choice([1, 1, 2, -1], x.ndim)
+    wide = np.zeros(
+        [int(n) * abs(int(s)) for n, s in zip(np.array(x.shape)[order], steps[order], strict=True)], x.dtype
+    )
+    view = wide.transpose(np.argsort(order))[tuple(slice(None, None, int(s)) for s in steps)]
+    view[...] = x
+    view.flags.writeable = False
+    return view
+
+
+def results(c: Case, module: Any) -> dict[str, Any]:
+    """Every pass by name, and the forward pass that keeps nothing."""
+    return all_passes(c, module) | {"out alone": module.attention(*c.qkv, **c.options)}
+
+
+DRAWS = 24
+
+
+def errors(c: Case, moved: Case, dtype: Any) -> dict[str, tuple[float, float, float]]:
+    """By result: our RMS error on ``moved`` (``c`` at other strides), the naive one, and 8 eps times the largest."""
+    got = results(moved, attngrad)
+    narrow = c.cast(dtype)
+    narrow.dlse = c.dlse.astype(dtype)
+    narrow.dlse_dot = None if c.dlse_dot is None else c.dlse_dot.astype(dtype)
+    with np.errstate(all="ignore"):
+        naive, truth = results(narrow, reference), results(c.cast(np.longdouble), reference)
+    eps = float(ml_dtypes.finfo(dtype).eps)
+    found = {}
+    for name, x in got.items():
+        finite = np.isfinite(truth[name])
+        if not np.isfinite(naive[name][finite].astype(np.float64)).all():
+            continue  # out of the range of the dtype
+        if not np.array_equal(finite, np.isfinite(x.astype(np.float64))):
+            raise AssertionError(f"{name} is finite elsewhere")
+        a, b, n = x[finite], truth[name][finite], naive[name][finite]
+        found[name] = rms_error(a, b), rms_error(n, b), rounding_bound(b, b, eps)
+    return found
+
+
+def redraw(c: Case, dtype: Any, rng: np.random.Generator) -> Case:
+    """The case with every number moved by a few eps of itself."""
+    eps = float(ml_dtypes.finfo(dtype).eps)
+
+    def jitter(x: Any) -> Any:
+        if x is None:
+            return None
+        return (x.astype(np.longdouble) * (1 + 4 * eps * rng.uniform(-1, 1, x.shape))).astype(x.dtype)
+
+    options = {n: jitter(a) if n in ("bias", "sinks") else a for n, a in c.options.items()}
+    arrays = (*c.qkv, c.dout, c.dlse, c.dout_dot, c.dlse_dot)
+    return Case(c.shape, options, *map(jitter, arrays), Tangents(*map(jitter, c.t)))
+
+
+def describe(number: int) -> str:
+    """The case of this number, in words."""
+    c, rng = draw(number)
+    return f"{c.shape}, options {sorted(c.options)}, {np.dtype(DTYPES[int(rng.integers(len(DTYPES)))])}"
+
+
+def judge(number: int) -> str:
+    """Every pass of the case of this number: "right", or "drawn again" where one draw would not do."""
+    c, rng = draw(number)
+    dtype = DTYPES[int(rng.integers(len(DTYPES)))]
+    _native.set_isa(str(rng.choice(_native.isa_names())))
+    attngrad.set_num_threads(int(rng.integers(1, 5)))
+    c = c.cast(dtype)
+    moved = Case(
+        c.shape,
+        {n: scatter(x, rng) if n in ("mask", "bias") else x for n, x in c.options.items()},
+        *(scatter(x, rng) for x in (*c.qkv, c.dout, c.dlse, c.dout_dot, c.dlse_dot)),
+        Tangents(*(scatter(x, rng) for x in c.t)),
+    )
+    first = errors(c, moved, dtype)
+    missed = [name for name, (ours, naive, floor) in first.items() if ours > 2 * naive + floor]
+    if not missed:
+        return "right"
+    drawn = [errors(x, x, dtype) for x in (redraw(c, dtype, rng) for _ in range(DRAWS))]
+    for name in missed:
+        squares = [np.square(e[name]) for e in drawn if name in e]
+        ours, naive, floor = np.sqrt(np.mean(squares, axis=0)) if squares else first[name]
+        told = f"{name} is off by {ours:.1e}, the naive one by {naive:.1e}, 8 eps is {floor:.1e}"
+        assert ours <= 2 * naive + floor, told
+    return "drawn again"
