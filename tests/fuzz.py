@@ -93,7 +93,8 @@ def work(part: str, first: int, seconds: float, status_file: str) -> int:
             return 1
         slowest = max(slowest, (time.monotonic() - start, number))
         number += 1
-    told = {"tried": number - first, "what": module.WHAT, "counts": counts, "slowest": slowest}
+    used = sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    told = {"tried": number - first, "what": module.WHAT, "counts": counts, "slowest": slowest, "used": used}
     os.pwrite(status, json.dumps(told).encode(), 0)
     return 0
 
@@ -121,20 +122,22 @@ def watch(part: str, first: int, minutes: float) -> int:
     result = json.loads(told)
     counts = ", ".join(f"{n} {word}" for word, n in sorted(result["counts"].items()))
     slowest = "the slowest took {:.2f} s (number {})".format(*result["slowest"])
-    print(f"{part}: {result['tried']} {result['what']} in {minutes:.1f} minutes: {counts}; {slowest}", flush=True)
+    took = f"{minutes:.1f} minutes ({result['used'] / 60:.1f} of processor time)"
+    print(f"{part}: {result['tried']} {result['what']} in {took}: {counts}; {slowest}", flush=True)
     return int(result["tried"])
 
 
 def patience(process: subprocess.Popen[bytes], status: Path) -> int | None:
     """The exit status of a process; None where it stood still for too long, and was ended."""
-    seen, since = "", time.monotonic()
+    seen, stood = "", 0.0  # by our own waits: where both processes are stopped, nobody waits
     while True:
         try:
             return process.wait(0.5)
         except subprocess.TimeoutExpired:
+            stood += 0.5
             if (told := status.read_text()) != seen:
-                seen, since = told, time.monotonic()
-            elif time.monotonic() - since > HANG:
+                seen, stood = told, 0.0
+            elif stood > HANG:
                 process.kill()
                 process.wait()
                 return None

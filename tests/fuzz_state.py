@@ -1,4 +1,4 @@
-"""Random programs: threads and instruction sets change; a layer is called, updated, copied, saved, loaded, in any order.
+"""Random programs: threads and instruction sets change; a layer is called, updated, copied, saved and loaded.
 
 Each program runs beside a model of what must be: a layer's parameters, what its last forward saw, what its grads have
 summed. Results are those of a layer that does nothing else. A part of `make fuzz`; see fuzz.py. test_state.py runs a
