@@ -286,6 +286,7 @@ void set_isa(const std::string& name) {
 }  // namespace
 
 NB_MODULE(_native, m) {
+    nb::set_leak_warnings(false);  // what daemon threads work on when the interpreter ends is never freed
     int count = 0;
     const InstructionSet* sets = instruction_sets(count);
     for (int i = count - 1; i >= 0; --i)
