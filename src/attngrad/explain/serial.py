@@ -107,6 +107,8 @@ def load(text: str) -> Trace:
         given["offset"] = offset if isinstance(offset, int) else np.array(offset)
         operands, options, _ = bind(function, values["Q"], values["K"], values["V"], given)
         _check_steps(operands, rules, values)
+        if not all(isinstance(text, str) for i in document["invariants"] for text in (i["claim"], *i["steps"])):
+            raise TypeError("an invariant without its texts")
         labels = check_tokens(function, document["tokens"], *operands.scores_shape[-2:])
         checked = [Invariant(i["claim"], tuple(i["steps"]), float(i["error"])) for i in document["invariants"]]
         return Trace(operands, options, values, rules, labels, checked)
