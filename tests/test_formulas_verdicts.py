@@ -299,6 +299,12 @@ def test_random_texts_give_a_report_or_a_formula_error_and_nothing_is_executed()
     assert counts["refused"] > 200
 
 
+def test_a_correction_that_loses_the_layer_holds_where_keys_are_not_queries():
+    """In a text with a name of the layer m is n; the correction, a text without one, must not rely on it."""
+    corrected = audit_formula("n = sum(W_Q.T @ diag(m))").corrected
+    assert corrected is None or audit_formula(corrected).ok
+
+
 def test_the_fuzzer_sees_what_is_executed_and_what_crashes(monkeypatch):
     def compiles(text):
         compile("1", "", "eval")

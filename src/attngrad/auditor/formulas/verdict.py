@@ -193,6 +193,15 @@ class _Audit:
         except (ShapeFault, Unsized):
             return False
 
+    def holds_alone(self, equation: Equation) -> bool:
+        """Whether it holds, and does as a text of its own, too: without a name of the layer, m need not be n."""
+        if not self.holds(equation):
+            return False
+        used = names(*equation.sides)
+        if not self.layer or used & set(symbols.LAYER):
+            return True
+        return _Audit(self.text, equation, cases(used, self.scale, 0), used, self.scale).holds(equation)
+
     def worst_error(self, equation: Equation) -> float:
         return max(e if (e := relative_error(equation, v)) is not None else math.inf for v in self.at)
 
@@ -217,10 +226,10 @@ class _Audit:
     def mend(self, fits: bool) -> tuple[str | None, float | None, tuple[str, ...], str]:
         """The right formula and its error, the ids of the mistakes, and what they are in words."""
         forms = [] if self.target is None else known.nearest_right_forms(self.target, self.used, self.style)
-        right = next((form for form in forms if self.holds(form)), None)  # some are right without dropout only
+        right = next((form for form in forms if self.holds_alone(form)), None)  # some are right without dropout only
         ids, why = self.recognise() if fits and self.target is not None else ((), "")
         if right is None or not ids:
-            mended = repair(self.equation, self.holds)
+            mended = repair(self.equation, self.holds_alone)
             if mended is not None:
                 ids = tuple(dict.fromkeys(edit.id for edit in mended[1]))
                 why = "; ".join(edit.words for edit in mended[1])
