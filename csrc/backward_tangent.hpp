@@ -51,7 +51,7 @@ __attribute__((noinline)) void omega_tangent(const Scores<T> scores, const Secon
             }
             x -= load<T>(rows.top + n);
             if constexpr (modified<path>) x = scores.exponent(x);
-            Vec<T> p = exp2<T, modified<path>>(x) * load<T>(rows.inverse + n);
+            Vec<T> p = exp2<T>(x) * load<T>(rows.inverse + n);  // 0, not 2^low: it may be all that is left of a tangent
             if constexpr (path != Path::clear) p = sees ? p : Vec<T>{};  // even where the row is NaN
             Vec<T> kept = p;
             if (path == Path::general && scores.drops()) {

@@ -68,7 +68,7 @@ __attribute__((noinline)) void softmax_tangent(const Scores<T> scores, T* s, T* 
         for (int v = 0; v < NV; ++v) {
             Vec<T> x = load<T>(s + at + v * W) - m[v];
             if constexpr (modified<path>) x = scores.exponent(x);
-            const Vec<T> p = exp2<T, path != Path::clear>(x), x_dot = load<T>(d + at + v * W) - shift[v];
+            const Vec<T> p = exp2<T>(x), x_dot = load<T>(d + at + v * W) - shift[v];
             part[v] += p;
             part_dot[v] += p * x_dot;
             store<T>(s + at + v * W, p);
