@@ -286,6 +286,8 @@ void set_isa(const std::string& name) {
 }  // namespace
 
 NB_MODULE(_native, m) {
+    if (PyInterpreterState_Get() != PyInterpreterState_Main())  // where it would wait for the GIL of the main one forever
+        throw nb::import_error("attngrad: cannot be imported in a sub-interpreter. Import it in the main interpreter.");
     nb::set_leak_warnings(false);  // what daemon threads work on when the interpreter ends is never freed
     int count = 0;
     const InstructionSet* sets = instruction_sets(count);
