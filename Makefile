@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 BUILD_INPUTS := pyproject.toml CMakeLists.txt $(wildcard csrc/*)
 
-.PHONY: demo test test-full lint format clean sanitize sanitize-thread fuzz soak bench docs
+.PHONY: demo test test-full lint format clean sanitize sanitize-address sanitize-thread fuzz soak bench docs
 
 demo: .venv/.installed
 	$(BIN)/attngrad demo
@@ -34,18 +34,32 @@ docs: .venv/.installed
 	$(BIN)/python -m pip install --quiet --editable '.[docs]'
 	$(BIN)/python -m sphinx -W --keep-going -n -q -b html -d build/doctrees docs build/docs
 
-# The kernels under AddressSanitizer and UndefinedBehaviorSanitizer, in an environment of their own that borrows the
-# other packages of .venv.
+# The kernels under AddressSanitizer and UndefinedBehaviorSanitizer, then the pool under ThreadSanitizer; each in an
+# environment of its own that borrows the other packages of .venv. Python itself is not instrumented.
 SANITIZED := .venv-sanitize
-sanitize: .venv/.installed-test
+define install-sanitized
 	$(BIN)/python -m venv $(SANITIZED)
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
 	  > "$$($(SANITIZED)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/borrowed.pth"
-	$(SANITIZED)/bin/python -m pip install --quiet --no-deps --force-reinstall -C cmake.define.ATTNGRAD_SANITIZE=ON \
-	  -C build-dir=build/sanitize .
+	$(SANITIZED)/bin/python -m pip install --quiet --no-deps --force-reinstall -C cmake.define.ATTNGRAD_SANITIZE=$(SANITIZERS) \
+	  -C build-dir=build/$@ .
+endef
+sanitize: sanitize-address sanitize-thread
+
+sanitize-address: SANITIZERS := address,undefined
+sanitize-address: .venv/.installed-test
+	$(install-sanitized)
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
 	  UBSAN_OPTIONS=print_stacktrace=1 $(SANITIZED)/bin/python -m pytest -n auto -p no:cacheprovider \
 	  tests/test_kernels.py tests/test_attention.py tests/test_tangents.py tests/test_philox.py -k "not linear_memory"
+
+# One process: the tests of threads make many. What is reported ends it (halt_on_error), with exit status 66.
+sanitize-thread: SANITIZERS := thread
+sanitize-thread: .venv/.installed-test
+	$(install-sanitized)
+	LD_PRELOAD="$$(gcc -print-file-name=libtsan.so)" TSAN_OPTIONS="halt_on_error=1 exitcode=66" \
+	  $(SANITIZED)/bin/python -m pytest -p no:cacheprovider tests/test_load.py tests/test_kernels.py \
+	  -k "thread or at_once or workers or fork or interpreter or alive"
 
 # Random inputs for the kernels, the arguments, the formula parser, the loaders and the command, for MINUTES in all;
 # exit 1 with the way to see a finding again. PARTS="files commands" runs these alone.
