@@ -17,7 +17,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import faulthandler
-import importlib
+import importlib.util
 import json
 import os
 import resource
@@ -49,8 +49,8 @@ def main() -> None:
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     parts = arguments.parts or list(SHARES)
-    if unknown := set(parts) - set(SHARES):
-        parser.error(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(SHARES)}")
+    if unknown := [part for part in parts if importlib.util.find_spec(f"fuzz_{part}") is None]:
+        parser.error(f"no such part: {', '.join(unknown)}; there are {', '.join(SHARES)}")
     if arguments.only is not None:
         module = load(parts[0])
         print(module.describe(arguments.only))
@@ -58,10 +58,10 @@ def main() -> None:
         return
     if arguments.worker is not None:
         raise SystemExit(work(parts[0], arguments.first, 60 * arguments.minutes, arguments.worker))
-    whole = sum(SHARES[part] for part in parts)
+    whole = sum(SHARES.get(part, 1) for part in parts)
     tried = 0
     for part in parts:
-        minutes = arguments.minutes * SHARES[part] / whole
+        minutes = arguments.minutes * SHARES.get(part, 1) / whole
         tried += guided(minutes) if part == "guided" else watch(part, arguments.first, minutes)
     print(f"{tried} inputs in all, nothing found")
 
