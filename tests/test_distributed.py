@@ -11,10 +11,10 @@ import torch
 
 import attngrad
 from attngrad import reference
-from attngrad._options import Options
+from attngrad._options import Operands, Options
 from attngrad.distributed import plan, shard
 from attngrad.distributed._layout import Layout, even
-from attngrad.distributed._ring import Inputs, Job
+from attngrad.distributed._ring import Job
 from attngrad.testing import relative_error, rms_error, rounding_bound
 from cases import EVERYTHING, OPTIONS, SINGLES, Case, Shape, label, make
 from ring_workers import Pool, positions, run_case
@@ -102,13 +102,13 @@ def test_shapes_of_every_kind(pool, shape, layout):
 
 
 def run_case_in_pieces(group: Any, rank: int, *args: Any) -> Any:
-    from attngrad.distributed import _ring
+    from attngrad.distributed import _travel
 
-    before, _ring.PIECE = _ring.PIECE, 2
+    before, _travel.TILE = _travel.TILE, 2
     try:
         return run_case(group, rank, *args)
     finally:
-        _ring.PIECE = before
+        _travel.TILE = before
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -211,9 +211,9 @@ def test_zigzag_balances_causal_work():
     assert max(seen["contiguous"]) > 5 * min(seen["contiguous"])
     for layout in LAYOUTS:
         where, o = Layout(layout, even(n, ranks, layout)), Options(1.0, causal=True)
-        job, x = Job(o, where, where, 0), Inputs(None, None, None)
+        job, x = Job(o, where, where), Operands(None, None, None)
         for rank in range(ranks):
-            tiles = [tile for source in range(ranks) for tile in job.tiles(x, rank, source)]
+            tiles = [tile for source in range(ranks) for tile in job.tiles(x, rank, where.runs(source))]
             assert (
                 len(tiles) < len(where.runs(rank)) * sum(len(where.runs(r)) for r in range(ranks)) or rank == ranks - 1
             )

@@ -14,6 +14,7 @@ from torch.autograd import forward_ad
 from attngrad._kernels import Saved
 from attngrad._options import (
     Array,
+    Operands,
     OptionArguments,
     Options,
     Tangents,
@@ -257,16 +258,14 @@ class _Call:
     group: Any
     timeout: float
     number: int
-    mask: Array | None
-    q_segments: Array | None
-    k_segments: Array | None
+    constants: dict[str, Any]
+    """mask, segments, offset: the operands without derivatives."""
 
     def ring(self, stage: str) -> Ring:
         return Ring(NAME, stage, self.group, self.timeout)
 
-    def inputs(self, tensors: Any) -> _ring.Inputs:
-        q, k, v, bias, sinks = map(to_array, tensors)
-        return _ring.Inputs(q, k, v, bias, sinks, self.mask, self.q_segments, self.k_segments)
+    def operands(self, tensors: Any) -> Operands:
+        return Operands(*map(to_array, tensors), **self.constants)
 
 
 def _settle(local: _Local, records: list[Record], ring: Ring) -> _Call:
@@ -283,16 +282,16 @@ def _settle(local: _Local, records: list[Record], ring: Ring) -> _Call:
         if r["ids"] not in (None, keys.lengths[rank], keys.total):
             rule = f"have {keys.lengths[rank]} ids along axis -1, one a key of rank {rank}, or {keys.total}, one a key"
             fail(ValueError, NAME, "k_segments", rule, r["ids"])
-    q_ids = k_ids = None
+    segments = None
     if local.segments is not None:
         q_ids, k_ids = (to_array(ids).astype(np.int64, copy=False) for ids in local.segments)
         if k_ids.shape[-1] != keys.lengths[ring.rank]:
             runs = [k_ids[..., run.there] for run in keys.runs(ring.rank)]
             k_ids = np.concatenate(runs, axis=-1) if runs else k_ids[..., :0]
-        k_ids = np.ascontiguousarray(np.broadcast_to(k_ids, (*leading, k_ids.shape[-1])))
+        segments = q_ids, np.broadcast_to(k_ids, (*leading, k_ids.shape[-1]))
     offset = keys.total - queries.total if local.offset is None else local.offset
-    job = _ring.Job(local.options, queries, keys, offset)
-    return _Call(job, ring.group, ring.timeout, ring.number, to_array(local.mask), q_ids, k_ids)
+    constants = {"mask": to_array(local.mask), "segments": segments, "offset": offset}
+    return _Call(_ring.Job(local.options, queries, keys), ring.group, ring.timeout, ring.number, constants)
 
 
 # --- autograd -------------------------------------------------------------------------------------------------------
@@ -311,7 +310,7 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(call: _Call, ring: Ring, *x: Tensor | None) -> tuple[Tensor, ...]:
         with ring.guarded():
-            out, lse, saved = _ring.forward(ring, call.job, call.inputs(x))
+            out, lse, saved = _ring.forward(ring, call.job, call.operands(x))
         kept = saved.out if out.dtype != saved.out.dtype else np.empty(0, saved.out.dtype)
         return to_tensor(out), to_tensor(lse), to_tensor(kept), to_tensor(saved.top), to_tensor(saved.inverse)
 
@@ -341,7 +340,7 @@ class _Gradient(torch.autograd.Function):
 
     @staticmethod
     def forward(call: _Call, dout: Tensor | None, dlse: Tensor | None, *tensors: Tensor) -> tuple[Any, ...]:
-        x, saved = call.inputs(tensors[:5]), Saved(*(t.numpy(force=True) for t in tensors[5:]))
+        x, saved = call.operands(tensors[:5]), Saved(*(t.numpy(force=True) for t in tensors[5:]))
         ring = call.ring("backward")
         agree(ring, {"call": call.number}, [("call", RuntimeError)])
         with ring.guarded():
@@ -366,7 +365,7 @@ class _Tangent(torch.autograd.Function):
 
     @staticmethod
     def forward(call: _Call, *tensors: Tensor | None) -> tuple[Tensor, ...]:
-        x, dots = call.inputs(tensors[:5]), [to_array(t) for t in tensors[5:]]
+        x, dots = call.operands(tensors[:5]), [to_array(t) for t in tensors[5:]]
         ring = call.ring("tangent")
         moving = [d is not None for d in dots[1:3]]
         records = agree(ring, {"call": call.number, "moving": moving}, [("call", RuntimeError)])

@@ -13,6 +13,7 @@ a rank with L tokens holds ceil(L / 2) of them on the way out and floor(L / 2) o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from attngrad._arrays import kind_of
@@ -58,15 +59,62 @@ class Layout(NamedTuple):
         >>> Layout("zigzag", (4, 3)).runs(1)
         [Run(local=0, start=2, length=3)]
         """
+        return _merged(self._ways(rank))
+
+    def pieces(self, rank: int, count: int) -> list[list[Run]]:
+        """The tokens of ``rank`` in ``count`` pieces, which travel one after the other.
+
+        In zigzag piece i has part i of the way out and part count - 1 - i of the way back: what a causal mask lets the
+        queries of a rank see of it is as much for every rank, so pieces are balanced as the whole is.
+
+        >>> Layout("zigzag", (4, 4)).pieces(0, 2)[0]
+        [Run(local=0, start=0, length=1), Run(local=3, start=7, length=1)]
+        >>> Layout("zigzag", (4, 4)).pieces(0, 2)[1]
+        [Run(local=1, start=1, length=1), Run(local=2, start=6, length=1)]
+        """
+        ways = self._ways(rank)
+        return [
+            _merged([_part(way, count - 1 - i if turned else i, count) for turned, way in enumerate(ways)])
+            for i in range(count)
+        ]
+
+    def _ways(self, rank: int) -> list[Run]:
+        """The way out and, in zigzag, the way back."""
         length = self.lengths[rank]
         if self.name == "contiguous":
-            return [Run(0, sum(self.lengths[:rank]), length)] if length else []
+            return [Run(0, sum(self.lengths[:rank]), length)]
         out, back = [(n + 1) // 2 for n in self.lengths], [n // 2 for n in self.lengths]
-        first, second = sum(out[:rank]), sum(out) + sum(back[rank + 1 :])
-        if first + out[rank] == second:
-            return [Run(0, first, length)] if length else []
-        runs = [Run(0, first, out[rank]), Run(out[rank], second, back[rank])]
-        return [run for run in runs if run.length]
+        return [
+            Run(0, sum(out[:rank]), out[rank]),
+            Run(out[rank], sum(out) + sum(back[rank + 1 :]), back[rank]),
+        ]
+
+
+def _part(run: Run, i: int, count: int) -> Run:
+    begin, end = run.length * i // count, run.length * (i + 1) // count
+    return Run(run.local + begin, run.start + begin, end - begin)
+
+
+def _merged(runs: list[Run]) -> list[Run]:
+    """Without empty runs, and one where two meet in the shard and in the whole."""
+    merged: list[Run] = []
+    for run in runs:
+        if merged and merged[-1].here.stop == run.local and merged[-1].there.stop == run.start:
+            last = merged.pop()
+            run = Run(last.local, last.start, last.length + run.length)
+        if run.length:
+            merged.append(run)
+    return merged
+
+
+def packed(runs: list[Run]) -> list[Run]:
+    """The runs with their places in a block that holds them one after the other.
+
+    >>> packed([Run(0, 10, 2), Run(6, 30, 3)])
+    [Run(local=0, start=10, length=2), Run(local=2, start=30, length=3)]
+    """
+    ends = accumulate((run.length for run in runs), initial=0)
+    return [run._replace(local=at) for run, at in zip(runs, ends, strict=False)]
 
 
 def check_layout(function: str, layout: object) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from attngrad._options import check_flag, check_integer, check_real, fail
-from attngrad.distributed._ring import PIECE
+from attngrad.distributed._travel import TILE
 
 
 class Plan(NamedTuple):
@@ -89,7 +89,7 @@ def plan(
     memory = 3 * rows * dim * itemsize + block  # q, dout, out; k, v
     memory += rows * dim * wide + 4 * rows * wide  # dq, and the statistics of the rows
     memory += min(ranks - 1, 2) * block + (3 if ranks > 1 else 1) * sums  # what travels
-    memory += 2 * batch * (heads + key_heads) * min(tokens, PIECE) * dim * wide  # of a tile
+    memory += 2 * batch * (heads + key_heads) * min(tokens, TILE) * dim * wide  # of a tile
     if itemsize == 2:
         memory += 3 * rows * dim * wide  # q, dout and out in float32
         memory += rows * dim * itemsize + block  # dq, dk and dv, rounded

@@ -81,7 +81,7 @@ class Ring:
         self.state = _states.setdefault(group, _State())
         self.number = self.state.passes
         self.state.passes += 1
-        self.step = 0
+        self.step, self.steps = 0, self.size
         self.sent = 0  # bytes
         self.grace = min(timeout / 4, 5.0)  # left for finding out whom to blame
         self._flight: list[tuple[Any, list[int]]] = []
@@ -100,6 +100,8 @@ class Ring:
     def start(self, sends: Sequence[Tensor], receives: Sequence[Tensor]) -> None:
         """Let ``sends`` go to the next rank and ``receives`` be filled by the last one, while the caller computes."""
         if self.size == 1:
+            for x, y in zip(receives, sends, strict=True):
+                x.copy_(y)
             return
         operations, peers = [], []
         for tag, x in enumerate(receives):
@@ -185,7 +187,7 @@ class Ring:
         culprit, reason = self._notes.blame(peers, late)
         if not reason:
             reason = f"has not answered for {self.timeout:g} s" if late else "is gone: its connection is closed"
-        where = f"step {self.step} of {self.size}" if self.step else "step 0, the exchange of shapes and options"
+        where = f"step {self.step} of {self.steps}" if self.step else "step 0, the exchange of shapes and options"
         name = f"rank {culprit}"
         world = dist.get_global_rank(self.group, culprit)
         if world != culprit:

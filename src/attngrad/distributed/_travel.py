@@ -1,0 +1,216 @@
+"""What travels around the ring: keys and values, and in the backward pass the sums for dk and dv, piece by piece.
+
+A shard of keys is cut into pieces, and each makes the whole way round before the next sets out. So what a rank holds
+of others is a few pieces, whatever the shard: two of keys and values (one that is here and leaves, one that comes) and
+three of sums (one that leaves, one that comes, and the part of this step).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attngrad import _native
+from attngrad._options import Array, Gradients
+from attngrad.distributed._layout import Layout, Run, packed
+from attngrad.distributed._transport import Ring
+
+TILE = 1024
+"""Tokens of a tile at most, on the sides that its results have; and of a piece at least, that messages are few."""
+PIECES = 8
+"""Of a shard at most."""
+_LINE = 64  # bytes: where an array of a block may begin
+
+
+def pieces(largest: int) -> int:
+    """How many pieces the shards are cut into, when the largest has so many keys."""
+    return max(1, min(PIECES, largest // TILE))
+
+
+class Route:
+    """Which keys are where: in the step that the ring is in, a rank has ``piece`` of the keys of rank ``source``."""
+
+    def __init__(self, ring: Ring, keys: Layout) -> None:
+        self.ring, self.count = ring, pieces(max(keys.lengths))
+        self.steps = ring.steps = ring.size * self.count
+        self._runs = [keys.pieces(rank, self.count) for rank in range(ring.size)]
+        self.largest = max(self.length(rank, i) for rank in range(ring.size) for i in range(self.count))
+
+    @property
+    def piece(self) -> int:
+        return (self.ring.step - 1) // self.ring.size
+
+    @property
+    def hops(self) -> int:
+        """How many the keys that are here have made."""
+        return (self.ring.step - 1) % self.ring.size
+
+    @property
+    def source(self) -> int:
+        return self.ring.source(self.hops)
+
+    def runs(self, rank: int, piece: int) -> list[Run]:
+        """The tokens of a piece, by their place in the shard."""
+        return self._runs[rank][piece]
+
+    def length(self, rank: int, piece: int) -> int:
+        return sum(run.length for run in self._runs[rank][piece])
+
+
+@dataclass(frozen=True)
+class Block:
+    """Arrays ``(..., tokens, features)`` one after the other in one piece of memory, that goes as one message."""
+
+    memory: Array
+    parts: list[Array]
+    message: Tensor
+
+
+class Blocks:
+    """Blocks of one kind, each ``(..., tokens, features)`` as the arrays ``like``; memory is used again."""
+
+    def __init__(self, like: Sequence[tuple[tuple[int, ...], Any]], largest: int) -> None:
+        self._like, self._free = like, list[Array]()
+        self._size = self._ends(largest)[-1]
+
+    def _ends(self, tokens: int) -> list[int]:
+        """Where arrays begin, and where the last one ends, each at a multiple of a cache line."""
+        ends = [0]
+        for shape, dtype in self._like:
+            size = prod(shape[:-2]) * tokens * shape[-1] * dtype.itemsize
+            ends.append(ends[-1] + -(-size // _LINE) * _LINE)
+        return ends
+
+    def take(self, tokens: int) -> Block:
+        memory = self._free.pop() if self._free else empty((self._size,), np.dtype(np.uint8))
+        ends, parts = self._ends(tokens), []
+        for at, (shape, dtype) in zip(ends, self._like, strict=False):
+            sizes = (*shape[:-2], tokens, shape[-1])
+            parts.append(memory[at : at + prod(sizes) * dtype.itemsize].view(dtype).reshape(sizes))
+        return Block(memory, parts, torch.from_numpy(memory[: ends[-1]]))
+
+    def give(self, block: Block) -> None:
+        """Back, to be taken again."""
+        self._free.append(block.memory)
+
+
+def empty(shape: tuple[int, ...], dtype: Any) -> Array:
+    """``numpy.empty``, in memory that earlier results have left: so steps and passes use the same again."""
+    size = prod(shape) * dtype.itemsize
+    return _native.buffer(size).view(dtype).reshape(shape) if size else np.empty(shape, dtype)
+
+
+def _like(arrays: Sequence[Array], dtype: Any = None) -> list[tuple[tuple[int, ...], Any]]:
+    return [(x.shape, dtype or x.dtype) for x in arrays]
+
+
+class Keys:
+    """k, v and what else belongs to keys, on their way; ``here`` is the block of this step, ``runs`` its tokens."""
+
+    def __init__(self, route: Route, own: Sequence[Array]) -> None:
+        self._route, self._own = route, own
+        self._blocks = Blocks(_like(own), route.largest)
+        self._here: Block | None = None
+        self._coming: Block | None = None
+        self.runs: list[Run] = []
+
+    @property
+    def here(self) -> list[Array]:
+        """The arrays of the block."""
+        return [] if self._here is None else self._here.parts
+
+    def depart(self) -> tuple[list[Tensor], list[Tensor]]:
+        """What to send and to receive during this step."""
+        route = self._route
+        runs = route.runs(route.source, route.piece)
+        self.runs = packed(runs)
+        if self._here is None:
+            self._here = self._blocks.take(route.length(route.source, route.piece))
+            for x, part in zip(self._own, self._here.parts, strict=True):
+                for run, place in zip(runs, self.runs, strict=True):
+                    part[..., place.here, :] = x[..., run.here, :]
+        if route.hops + 1 == route.ring.size:
+            return [], []
+        self._coming = self._blocks.take(route.length(route.ring.source(route.hops + 1), route.piece))
+        return [self._here.message], [self._coming.message]
+
+    def arrive(self) -> None:
+        """What was here has left, and what was coming is here."""
+        if self._here is not None:
+            self._blocks.give(self._here)
+        self._here, self._coming = self._coming, None
+
+
+class Sums:
+    """dk and dv from all ranks: they follow the keys, one step behind, and every rank adds its part.
+
+    After its last step a piece makes one hop more and is home, while the next one sets out.
+    """
+
+    def __init__(self, route: Route, k: Array, v: Array, dtype: Any) -> None:
+        self._route = route
+        self._blocks = Blocks(_like([k, v], dtype), route.largest)
+        self._home = (empty(k.shape, k.dtype), empty(v.shape, v.dtype))
+        self._leaving: Block | None = None
+        self._coming: Block | None = None
+        self._part: Any = None
+
+    def depart(self) -> tuple[list[Tensor], list[Tensor]]:
+        """What to send and to receive during this step; and its part, which begins at zero."""
+        route = self._route
+        self._part = self._blocks.take(route.length(route.source, route.piece))
+        for x in self._part.parts:
+            x.fill(0)
+        return self._hop(route.source, route.piece if route.hops else route.piece - 1)
+
+    def add(self, columns: slice, g: Gradients) -> None:
+        """What a tile gives."""
+        for part, x in zip(self._part.parts, (g.k, g.v), strict=True):
+            part[..., columns, :] += x
+
+    def arrive(self) -> None:
+        """What has come is home, or takes the part of this step; what is here leaves in the next."""
+        coming = self._arrived()
+        self._leaving = self._part
+        if coming is not None and self._route.hops == 0:
+            self._unload(coming, self._route.piece - 1)
+        elif coming is not None:
+            for total, x in zip(coming.parts, self._part.parts, strict=True):
+                total += x
+            self._blocks.give(self._part)
+            self._leaving = coming
+
+    def finish(self) -> tuple[Array, Array]:
+        """The last hop of the last piece; then dk and dv of the own keys, in their dtype."""
+        ring, last = self._route.ring, self._route.count - 1
+        ring.start(*self._hop(ring.rank, last))
+        ring.wait()
+        self._unload(self._arrived(), last)
+        return self._home
+
+    def _hop(self, source: int, piece: int) -> tuple[list[Tensor], list[Tensor]]:
+        if self._leaving is None:
+            return [], []
+        self._coming = self._blocks.take(self._route.length(source, piece))
+        return [self._leaving.message], [self._coming.message]
+
+    def _arrived(self) -> Any:
+        """What was coming; what was leaving has left."""
+        if self._leaving is not None:
+            self._blocks.give(self._leaving)
+        coming, self._leaving, self._coming = self._coming, None, None
+        return coming
+
+    def _unload(self, block: Block, piece: int) -> None:
+        runs = self._route.runs(self._route.ring.rank, piece)
+        with np.errstate(over="ignore"):
+            for total, x in zip(self._home, block.parts, strict=True):
+                for run, place in zip(runs, packed(runs), strict=True):
+                    total[..., run.here, :] = x[..., place.here, :]
+        self._blocks.give(block)
