@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import tempfile
+import threading
+import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
@@ -39,6 +41,21 @@ def forks() -> Any:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "torch.distributed", "attngrad.distributed", "cases"])
     return context
+
+
+class Metronome(threading.Thread):
+    """How long the machine has kept this process from running: ticks that come late, added up."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.withheld = 0.0
+
+    def run(self) -> None:
+        while True:
+            begin = time.monotonic()
+            time.sleep(0.05)
+            late = time.monotonic() - begin - 0.05
+            self.withheld += late if late > 0.2 else 0.0
 
 
 class Pool:
@@ -141,7 +158,7 @@ def run_case(group: Any, rank: int, case: Any, layout: str, lengths: tuple[Any, 
     if "segments" in case.options:
         q_ids, k_ids = case.options["segments"]
         options["segments"] = (tensor(q_ids[..., rows]), tensor(k_ids[..., columns]))
-    options |= {"group": group, "layout": layout, "return_lse": True}
+    options |= {"group": group, "layout": layout, "return_lse": True, "timeout": 600.0}
     names = ("q", "k", "v", "bias", "sinks")
     inputs = part((*case.qkv, case.options.get("bias"), case.options.get("sinks")))
 

@@ -1,8 +1,9 @@
 """Messages between neighbours on the ring, none of which can hang; and who is to blame when one fails.
 
 A wait ends at the timeout. Its error names the rank that caused it, which need not be the neighbour: that one may have
-been waiting itself. So a rank that has waited for long, or has failed, leaves a note in the store of the group, and who
-is to blame is found by going from note to note until a rank has left none. Nothing is written while all goes well.
+been waiting itself. So a rank that has waited for long leaves a note in the store of the group and renews it, one that
+has failed leaves one for good, and who is to blame is found by going from note to note until a rank has left none.
+Nothing is written while all goes well.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ TIMEOUT = 60.0
 """Seconds that a wait may take, unless the caller says otherwise."""
 
 _HEADER = 4096  # bytes: one size whatever it says, for a message of another size would abort the receiver
+_PROBE = 1 << 20  # a tag
 _FOREVER = 86400.0 * 365
 
 
@@ -85,7 +87,7 @@ class Ring:
         self.sent = 0  # bytes
         self.grace = min(timeout / 4, 5.0)  # left for finding out whom to blame
         self._flight: list[tuple[Any, list[int]]] = []
-        self._kept: list[Tensor] = []
+        self._kept: list[Any] = []
         self._notes = _Notes(self)
         if self.state.broken is not None:
             text, rank, step = self.state.broken
@@ -119,7 +121,8 @@ class Ring:
         try:
             works = dist.batch_isend_irecv(operations)
         except RuntimeError as error:
-            self._fail([self.before, self.after], False, error)
+            closed = [peer for peer in (self.before, self.after) if self._is_closed(peer)]
+            self._fail(closed or [self.before, self.after], False, error)
         if len(works) != len(peers):  # a backend that makes one of all
             peers = [[self.before, self.after]] * len(works)
         self._flight = list(zip(works, peers, strict=True))
@@ -141,6 +144,15 @@ class Ring:
         finally:
             self._notes.done_waiting()
         self._flight, self._kept = [], []
+
+    def _is_closed(self, peer: int) -> bool:
+        """Whether the connection is: to begin to receive fails at once then. No message has this tag."""
+        probe = torch.empty(1, dtype=torch.uint8)
+        try:
+            self._kept.append(dist.irecv(probe, dist.get_global_rank(self.group, peer), self.group, _PROBE))
+        except RuntimeError:
+            return True
+        return False
 
     def _operation(self, kind: Any, x: Tensor, peer: int, tag: int) -> Any:
         flat = x.detach().view(-1).view(torch.uint8)
@@ -183,10 +195,8 @@ class Ring:
             self._notes.stop()
 
     def _fail(self, peers: list[int], late: bool, error: RuntimeError) -> NoReturn:
-        self._notes.leave({"peer": peers[0]})
+        self._notes.leave({"peer": peers[0], "late": late})
         culprit, reason = self._notes.blame(peers, late)
-        if not reason:
-            reason = f"has not answered for {self.timeout:g} s" if late else "is gone: its connection is closed"
         where = f"step {self.step} of {self.steps}" if self.step else "step 0, the exchange of shapes and options"
         name = f"rank {culprit}"
         world = dist.get_global_rank(self.group, culprit)
@@ -201,30 +211,28 @@ class Ring:
 
 
 class _Notes:
-    """The notes of a pass in the store of the group: one a rank, about the rank that it waits for or its own error."""
+    """The notes of a rank in the store of the group: whom it waits for, and why it gave up.
+
+    The store may stall or be gone, with the rank that keeps it: so nobody waits for it without a limit.
+    """
 
     def __init__(self, ring: Ring) -> None:
         self._ring = ring
-        self._store: Any = None
-        self._lock = threading.Lock()
         self._peer: int | None = None
         self._since = 0.0
-        self._left = False
+        self._gone = False  # the store
         self._over: threading.Event | None = None  # of the watch, where one is on
 
     def waiting_for(self, peer: int) -> None:
-        with self._lock:
-            self._peer, self._since = peer, time.monotonic()
+        if self._peer is None:
+            self._since = time.monotonic()
+        self._peer = peer
         if self._over is None:
             self._over = threading.Event()
             threading.Thread(target=self._watch, args=(self._over,), name="attngrad-ring", daemon=True).start()
 
     def done_waiting(self) -> None:
-        with self._lock:
-            self._peer = None
-            if self._left:
-                self._set({})
-                self._left = False
+        self._peer = None
 
     def stop(self) -> None:
         if self._over is not None:
@@ -232,71 +240,95 @@ class _Notes:
             self._over = None
 
     def _watch(self, over: threading.Event) -> None:
-        """Leave a note about a wait that has taken a quarter of the timeout."""
-        interval = self._ring.timeout / 8
-        while not over.wait(interval):
-            with self._lock:
-                if self._peer is not None and not self._left and time.monotonic() - self._since > 2 * interval:
-                    self._set({"peer": self._peer})
-                    self._left = True
+        """Of a wait that takes long, leave a note and renew it, until it is over."""
+        beat, left, interval = 0, False, self._ring.grace / 6
+        while not over.wait(interval) or left:
+            peer = self._peer
+            if peer is not None and not over.is_set() and time.monotonic() - self._since > self._ring.grace:
+                beat += 1
+                left = self._set("waits", {"peer": peer, "late": True, "beat": [self._ring.number, beat]})
+            elif left:
+                left = not self._set("waits", {})
+                if over.is_set():
+                    return
 
     def leave(self, note: dict[str, Any]) -> None:
-        """For good: this rank gives up."""
-        with self._lock:
-            self._peer, self._left = None, False
-            self._set(note)
+        """For good: this rank gives up. Others may look for the note as soon as its connections close."""
+        self.stop()
+        _within(0.25 * self._ring.grace, self._set, "fails", note)
 
     def blame(self, peers: list[int], late: bool) -> tuple[int, str]:
-        """The rank at the end of the notes, and its own error where it left one."""
-        # A neighbour that gives up closes its connections a moment before it can leave its note.
-        end = time.monotonic() + (self._ring.grace if late else min(self._ring.grace, 1.0))
+        """The rank that the notes lead to from ``peers``, and what it has done; all within the grace."""
+        grace = self._ring.grace
+        found = _within(0.75 * grace, self._blame, peers, late, time.monotonic() + 0.6 * grace)
+        culprit, reason = found or (peers[0], self._reason(late))
+        if found is None or self._gone:
+            reason += "; the store of the group, where it would say who failed first, does not answer"
+        return culprit, reason
+
+    def _reason(self, late: bool) -> str:
+        return f"has not answered for {self._ring.timeout:g} s" if late else "is gone: its connection is closed"
+
+    def _blame(self, peers: list[int], late: bool, end: float) -> tuple[int, str]:
+        first: dict[int, Any] = {}
         while True:
-            ends = [self._follow(peer) for peer in peers]
-            for rank, note in ends:
-                if rank is not None and note:
-                    return rank, f"failed: {note}"
+            ends = [self._follow(peer, late, first) for peer in peers]
+            for rank, reason in ends:
+                if reason.startswith("failed"):
+                    return rank, reason
+            # A rank that gives up may close its connections a moment before its note is there.
             if time.monotonic() > end:
-                silent = [rank for rank, _ in ends if rank is not None]
-                return (silent[0] if silent else peers[0]), ""
+                return next((found for found in ends if found[1]), (peers[0], self._reason(late)))
             time.sleep(0.02)
 
-    def _follow(self, rank: int) -> tuple[int | None, str]:
-        """The first rank from ``rank`` on without a note or with an error; None where they go round in a circle."""
-        seen = {self._ring.rank}
-        while rank not in seen:
-            seen.add(rank)
-            note = self._get(rank)
+    def _follow(self, rank: int, late: bool, first: dict[int, Any]) -> tuple[int, str]:
+        """The first rank from ``rank`` on that has left no note, or an error; and what is said of it.
+
+        Where they go round in a circle, one of them has stopped while it waited: the one whose note is still that in
+        ``first``. Nothing is said where all are renewed.
+        """
+        seen: list[int] = []
+        while rank not in (self._ring.rank, *seen):
+            seen.append(rank)
+            fails = self._get("fails", rank)
+            note = fails or self._get("waits", rank)
             if not note:
-                return rank, ""
+                return rank, self._reason(late)
             if "error" in note:
-                return rank, note["error"]
-            rank = note["peer"]
-        return None, ""
+                return rank, f"failed: {note['error']}"
+            if fails or first.setdefault(rank, note["beat"]) != note["beat"]:
+                first[rank] = None
+            rank, late = note["peer"], note["late"]
+        return next(((r, self._reason(True)) for r in seen if first[r] is not None), (seen[0], ""))
 
-    # The store may be gone too, with the rank that kept it. Then the neighbour is named.
+    def _key(self, kind: str, rank: int) -> str:
+        return f"attngrad/ring/{kind}/{rank}"
 
-    def _key(self, rank: int, passes_ago: int = 0) -> str:
-        return f"attngrad/ring/{self._ring.number - passes_ago}/{rank}"
-
-    def _set(self, note: dict[str, Any]) -> None:
+    def _set(self, kind: str, note: dict[str, Any]) -> bool:
         try:
-            self._find().set(self._key(self._ring.rank), json.dumps(note))
+            self._store().set(self._key(kind, self._ring.rank), json.dumps(note))
         except (RuntimeError, AttributeError):
-            self._store = None
+            self._gone = True
+            return False
+        return True
 
-    def _get(self, rank: int) -> dict[str, Any]:
-        """The note of a rank in this pass, or in the one before: it may still be there."""
-        note: dict[str, Any] = {}
+    def _get(self, kind: str, rank: int) -> dict[str, Any]:
+        key = self._key(kind, rank)
         try:
-            store = self._find()
-            for key in (self._key(rank), self._key(rank, 1)):
-                if not note and store.check([key]):
-                    note = json.loads(store.get(key))
+            store = self._store()
+            return dict(json.loads(store.get(key))) if store.check([key]) else {}
         except (RuntimeError, AttributeError):
+            self._gone = True
             return {}
-        return note
 
-    def _find(self) -> Any:
-        if self._store is None:  # no public function gives it
-            self._store = dist.distributed_c10d._get_process_group_store(self._ring.group)
-        return self._store
+    def _store(self) -> Any:
+        return dist.distributed_c10d._get_process_group_store(self._ring.group)  # no public function gives it
+
+
+def _within(seconds: float, function: Any, *args: Any) -> Any:
+    """The result of a call that may never return; None where it has not after so many seconds."""
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(function(*args)), name="attngrad-ring", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return results[0] if results else None
