@@ -33,7 +33,11 @@ def test_a_plan_adds_up():
     one, two, four = (plan(4096, ranks, 4, 64, bandwidth=1e9, flops=1e11) for ranks in (1, 2, 4))
     assert one.total_bytes == one.forward_bytes == 0
     assert one.efficiency == 1.0
-    assert 1.5 * four.memory < two.memory < 2 * four.memory
+    for p in (one, two, four):
+        assert p.memory == p.held + p.travelling + p.tile
+    assert one.held == 2 * two.held == 4 * four.held
+    long = [plan(2**20, ranks, 4, 64, bandwidth=1e9, flops=1e11).memory for ranks in (2, 4, 8)]
+    assert max(r * m for r, m in zip((2, 4, 8), long, strict=True)) < 1.02 * 2 * long[0]
     assert four.forward_bytes == 2 * 4 * 1024 * 64 * 4
     assert four.backward_bytes == 2 * four.forward_bytes
     assert four.total_bytes == 3 * four.forward_bytes + 3 * four.forward_bytes + 4 * four.forward_bytes

@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from attngrad._options import check_flag, check_integer, check_real, fail
-from attngrad.distributed._travel import TILE
+from attngrad.distributed._travel import TILE, pieces
 
 
 class Plan(NamedTuple):
-    """Bytes and seconds of one rank; a step of the ring is one block of keys. ``time`` is forward and backward."""
+    """Bytes and seconds of one rank; a step is the keys of one rank, all pieces. ``time`` is forward and backward."""
 
     tokens: int
     """n / ranks, rounded up."""
     memory: int
-    """At the height of the backward pass: inputs, results, what was saved, and what travels."""
+    """At the height of the backward pass: ``held``, ``travelling`` and ``tile`` together."""
     forward_bytes: int
     """Sent by each rank in a step of the forward pass: k and v."""
     backward_bytes: int
@@ -31,6 +31,12 @@ class Plan(NamedTuple):
     """Of both passes, all steps and the last hop of dk and dv."""
     efficiency: float
     """The time of the arithmetic over the whole."""
+    held: int
+    """Of the memory: q, k, v, out, dout, dq, dk, dv and the statistics of the rows; falls as 1 / ranks."""
+    travelling: int
+    """Of the memory: two pieces of k and v, and three of the sums for dk and dv."""
+    tile: int
+    """Of the memory: what one call of the kernels gives; the same for any number of ranks."""
 
     @property
     def bound(self) -> str:
@@ -56,6 +62,7 @@ def plan(
     ::
 
         time of a step = max(2 (D + D) B H (n / ranks)^2 / flops, bytes / bandwidth)    backward: 2.5 times the FLOPs
+        memory         = 8 tensors of a shard + 5 pairs of them / pieces + a tile       pieces: 8, of 1024 tokens or more
 
     ``bandwidth`` is what a rank sends in bytes a second while it receives as much; ``flops`` what its kernels reach
     (``attngrad bench`` measures it). ``itemsize`` is 2 for 16-bit inputs, whose sums are float32. ``causal`` halves the
@@ -63,7 +70,7 @@ def plan(
 
     >>> p = plan(1_000_000, 64, heads=32, dim=128, bandwidth=10e9, flops=2e12, key_heads=8, itemsize=2, causal=True)
     >>> f"{p.memory / 1e9:.1f} GB, {p.time:.0f} s, {p.bound}, {p.efficiency:.2f}"
-    '2.2 GB, 224 s, compute, 1.00'
+    '1.3 GB, 224 s, compute, 1.00'
     """
     name = "plan"
     sizes = {"n": n, "ranks": ranks, "heads": heads, "dim": dim, "batch": batch, "itemsize": itemsize}
@@ -84,28 +91,26 @@ def plan(
 
     tokens = -(-n // ranks)
     rows, keys = batch * heads * tokens, batch * key_heads * tokens  # vectors of dim numbers
-    wide = max(itemsize, 4)
+    count, wide = pieces(tokens), max(itemsize, 4)
     block, sums = 2 * keys * dim * itemsize, 2 * keys * dim * wide
-    memory = 3 * rows * dim * itemsize + block  # q, dout, out; k, v
-    memory += rows * dim * wide + 4 * rows * wide  # dq, and the statistics of the rows
-    memory += min(ranks - 1, 2) * block + (3 if ranks > 1 else 1) * sums  # what travels
-    memory += 2 * batch * (heads + key_heads) * min(tokens, TILE) * dim * wide  # of a tile
+    held = 4 * rows * dim * itemsize + 2 * block + 4 * rows * wide  # q, out, dout, dq; k, v, dk, dv; statistics
     if itemsize == 2:
-        memory += 3 * rows * dim * wide  # q, dout and out in float32
-        memory += rows * dim * itemsize + block  # dq, dk and dv, rounded
+        held += 2 * rows * dim * wide  # out and dq in float32
+    travelling = (min(ranks, 2) * block + 3 * sums) // count
+    tile = 2 * batch * (heads + key_heads) * min(tokens, TILE) * dim * wide  # q, out; dq; k, v; dk, dv
     forward_flops = 4.0 * dim * batch * heads * float(tokens) ** 2 * (0.5 if causal else 1.0)
     computes = (forward_flops / flops, 2.5 * forward_flops / flops)
     sends = (block, block + sums) if ranks > 1 else (0, 0)
     transfers = tuple(size / bandwidth for size in sends)
     total_bytes = (ranks - 1) * 2 * block + ranks * sums if ranks > 1 else 0
-    last = sums / bandwidth if ranks > 1 else 0.0
-    # k and v travel in all steps but one; dk and dv in all but the first, and once more at the end
+    # k and v travel in all steps but the last; the sums in all but the first, and once more, while others compute
     step_time = sum(map(max, computes, transfers))
-    time = (ranks - 1) * step_time + sum(computes) + last
+    hop = sums / bandwidth if ranks > 1 else 0.0
+    time = (ranks - 1) * step_time + computes[0] + max(computes[1], hop) + hop / count
     arithmetic = ranks * sum(computes)
     return Plan(
         tokens,
-        memory,
+        held + travelling + tile,
         *sends,
         total_bytes,
         sum(computes),
@@ -113,4 +118,7 @@ def plan(
         step_time,
         time,
         arithmetic / time if time else 1.0,
+        held,
+        travelling,
+        tile,
     )
