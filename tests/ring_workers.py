@@ -1,4 +1,4 @@
-"""Ranks that stay alive from test to test: four processes, with groups of one to four of them."""
+"""Ranks that stay alive from test to test: processes, with groups of some of them."""
 
 from __future__ import annotations
 
@@ -14,18 +14,17 @@ from typing import Any
 
 import numpy as np
 
-WORLD = 4
 
-
-def serve(rank: int, path: str, pipe: Any) -> None:
+def serve(rank: int, sizes: tuple[int, ...], path: str, pipe: Any) -> None:
     """What a rank does: call what it is sent, with its group, and send the result or the error back."""
     import torch
     from torch import distributed as dist
 
     torch.set_num_threads(1)
-    store = dist.FileStore(path, WORLD)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=WORLD, timeout=timedelta(seconds=60))
-    groups = {n: dist.new_group(list(range(n))) for n in range(1, WORLD + 1)}
+    world = max(sizes)
+    store = dist.FileStore(path, world)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=300))
+    groups = {n: dist.new_group(list(range(n))) for n in sizes}
     while (task := pipe.recv()) is not None:
         function, ranks, args = task
         try:
@@ -59,16 +58,16 @@ class Metronome(threading.Thread):
 
 
 class Pool:
-    """The four ranks, seen from the test."""
+    """The ranks, as many as the largest of ``sizes``, seen from the test."""
 
-    def __init__(self) -> None:
+    def __init__(self, sizes: tuple[int, ...] = (1, 2, 3, 4)) -> None:
         context = forks()
         self._directory = tempfile.TemporaryDirectory()
         path = str(Path(self._directory.name) / "store")
         self._pipes, self._processes = [], []
-        for rank in range(WORLD):
+        for rank in range(max(sizes)):
             here, there = context.Pipe()
-            process = context.Process(target=serve, args=(rank, path, there), daemon=True)
+            process = context.Process(target=serve, args=(rank, sizes, path, there), daemon=True)
             process.start()
             self._pipes.append(here)
             self._processes.append(process)
@@ -79,7 +78,7 @@ class Pool:
             pipe.send((function, ranks, args))
         found = []
         for rank, pipe in enumerate(self._pipes[:ranks]):
-            assert pipe.poll(120), f"rank {rank} does not answer"
+            assert pipe.poll(300), f"rank {rank} does not answer"
             found.append(pipe.recv())
         return found
 

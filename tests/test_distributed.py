@@ -112,13 +112,23 @@ def run_case_in_pieces(group: Any, rank: int, *args: Any) -> Any:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_long_runs_are_cut_into_pieces(pool, layout):
+@pytest.mark.parametrize(("ranks", "lengths"), [(1, (None, None)), (2, (None, None)), (3, ((7, 1, 1), (2, 0, 9)))])
+def test_shards_that_travel_in_pieces(pool, ranks, lengths, layout):
     for names in ((), EVERYTHING):
         c = make(names, SHAPE)
-        got = joined(pool.run(2, run_case_in_pieces, c, layout), c, layout)
+        got = joined(pool.run(ranks, run_case_in_pieces, c, layout, lengths), c, layout, lengths)
         for name, x in expected(c).items():
             finite = np.isfinite(x)
             assert relative_error(got[name][finite], x[finite]) < 1e-12, name
+
+
+def test_eight_ranks():
+    lengths = ((1, 2, 0, 1, 0, 3, 1, 1), (2, 0, 3, 1, 1, 0, 2, 2))
+    eight = Pool((8,))
+    for layout in LAYOUTS:
+        assert_equal(eight, make(("causal", "bias", "dropout"), Shape((1,), 2, 1, 19, 23, 3, 2)), 8, layout)
+        assert_equal(eight, make(EVERYTHING, SHAPE), 8, layout, lengths)
+    eight.close()
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -222,6 +232,45 @@ def test_zigzag_balances_causal_work():
                 for tile in tiles
             )
             assert pairs == seen[layout][rank]  # nothing that is left out could be seen
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_pieces_hold_every_token_once_and_stand_in_their_places(layout):
+    for lengths in ((8, 8, 8), (5, 0, 12), (1, 2, 3)):
+        where = Layout(layout, lengths)
+        for count in (1, 2, 5):
+            for rank, places in enumerate(positions(sum(lengths), 3, layout, lengths)):
+                runs = [run for piece in where.pieces(rank, count) for run in piece]
+                found = {
+                    i: j
+                    for run in runs
+                    for i, j in zip(range(*_ends(run.here)), range(*_ends(run.there)), strict=False)
+                }
+                assert len(found) == sum(run.length for run in runs)
+                assert found == dict(enumerate(places.tolist()))
+                sizes = [sum(run.length for run in piece) for piece in where.pieces(rank, count)]
+                assert max(sizes) - min(sizes) <= 2
+
+
+def _ends(s: slice) -> tuple[int, int]:
+    return s.start, s.stop
+
+
+def test_zigzag_balances_the_causal_work_of_every_piece():
+    n, ranks, count = 96, 4, 3
+    where, o = Layout("zigzag", even(n, ranks, "zigzag")), Options(1.0, causal=True)
+    job, x = Job(o, where, where), Operands(None, None, None)
+    for piece in range(count):
+        pairs = [
+            sum(
+                min(max(i + tile.offset + 1, 0), tile.columns.length)
+                for tile in job.tiles(x, rank, where.pieces((rank - hops) % ranks, count)[piece])
+                for i in range(tile.rows.length)
+            )
+            for hops in range(ranks)
+            for rank in range(ranks)
+        ]
+        assert max(pairs) - min(pairs) <= 4 + n // (2 * ranks)  # the diagonal
 
 
 def gather(group: Any, rank: int, x: Any, layout: str, dim: int) -> Any:
