@@ -138,17 +138,36 @@ def test_ranks_may_hold_any_number_of_tokens(pool, lengths, layout):
         assert_equal(pool, make(names, SHAPE), 3, layout, lengths)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16], ids=lambda d: np.dtype(d).name)
-def test_low_precision_keeps_the_rounding_bound(pool, dtype, layout):
-    c = make(("causal", "bias", "sinks", "dropout"), Shape((1,), 4, 2, 40, 40, 8, 8)).cast(dtype)
-    got = joined(pool.run(3, run_case, c, layout), c, layout)
+def assert_within_rounding(pool: Pool, c: Case, ranks: int, layout: str) -> None:
+    """``c`` is of a low precision; the rule is twice the error of the naive computation, and 8 eps."""
+    dtype = c.q.dtype
+    got = joined(pool.run(ranks, run_case, c, layout), c, layout)
     naive = c.cast(dtype)
     naive.dlse = c.dlse.astype(dtype)
     rounded, truth = expected(naive, reference), expected(c.cast(np.longdouble), reference)
+    assert got.keys() == truth.keys()
     for name, x in got.items():
         bound = rounding_bound(rounded[name], truth[name], float(ml_dtypes.finfo(dtype).eps))
         assert rms_error(x, truth[name]) <= bound, name
+
+
+LOW = pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16], ids=lambda d: np.dtype(d).name)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@LOW
+def test_low_precision_keeps_the_rounding_bound(pool, dtype, layout):
+    c = make(("causal", "bias", "sinks", "dropout"), Shape((1,), 4, 2, 40, 40, 8, 8)).cast(dtype)
+    assert_within_rounding(pool, c, 3, layout)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("names", [*SINGLES, EVERYTHING], ids=label)
+@LOW
+def test_low_precision_keeps_the_rounding_bound_with_every_option(pool, dtype, names):
+    for ranks in (1, 2, 3, 4):
+        for layout in LAYOUTS:
+            assert_within_rounding(pool, make(names, SHAPE).cast(dtype), ranks, layout)
 
 
 def test_large_scores_keep_their_digits(pool):
@@ -241,19 +260,11 @@ def test_pieces_hold_every_token_once_and_stand_in_their_places(layout):
         for count in (1, 2, 5):
             for rank, places in enumerate(positions(sum(lengths), 3, layout, lengths)):
                 runs = [run for piece in where.pieces(rank, count) for run in piece]
-                found = {
-                    i: j
-                    for run in runs
-                    for i, j in zip(range(*_ends(run.here)), range(*_ends(run.there)), strict=False)
-                }
+                found = {run.local + i: run.start + i for run in runs for i in range(run.length)}
                 assert len(found) == sum(run.length for run in runs)
                 assert found == dict(enumerate(places.tolist()))
                 sizes = [sum(run.length for run in piece) for piece in where.pieces(rank, count)]
                 assert max(sizes) - min(sizes) <= 2
-
-
-def _ends(s: slice) -> tuple[int, int]:
-    return s.start, s.stop
 
 
 def test_zigzag_balances_the_causal_work_of_every_piece():
