@@ -118,7 +118,7 @@ def main() -> None:
     load = os.getloadavg()[0]
     if "memory" in arguments.what:
         n, single = 32768, 0
-        for ranks in (1, 2, 4):
+        for ranks in (1, 2, 4, 8):
             most = max(_spawn(_memory, ranks, n))
             single = single or most
             line = {"n": n, "ranks": ranks, "MB": most / 1e6, "of one": most / single}
