@@ -2,7 +2,9 @@
 
 Memory: the highest resident set of a rank during forward and backward, less that after start-up (imports, group, one
 short call), inputs and results included, at n = 32768. Time: forward and backward at n = 8192, ranks with one thread
-each against one process with as many threads as there are ranks; the two take turns. FLOPs as in benchmarks/README.md.
+each against one process with as many threads as there are ranks; the two take turns. Beside the time on the clock
+stands that of the processors, summed over ranks and threads, which other work on the machine hardly disturbs. FLOPs as
+in benchmarks/README.md.
 """
 
 from __future__ import annotations
@@ -75,22 +77,24 @@ def _time(rank: int, ranks: int, path: str, n: int, causal: bool, rounds: int, r
     _start(rank, ranks, path, 1)
     x = _inputs(rank, ranks, n)
     whole = _inputs(0, 1, n) if rank == 0 else []
-    found: dict[str, list[float]] = {"ring": [], "one": []}
+    found: dict[str, list[float]] = {name: [] for name in ("ring", "one", "ring cpu", "one cpu")}
     for turn in range(rounds + 1):
         dist.barrier()
-        begin = time.perf_counter()
+        begin, used = time.perf_counter(), time.process_time()
         _step(x, causal, True)
+        cpu = torch.tensor(time.process_time() - used, dtype=torch.float64)
         dist.barrier()
-        ring = time.perf_counter() - begin
+        times = {"ring": time.perf_counter() - begin}
+        dist.all_reduce(cpu)
         if rank == 0:
             attngrad.set_num_threads(ranks)
-            begin = time.perf_counter()
+            begin, used = time.perf_counter(), time.process_time()
             _step(whole, causal, False)
-            one = time.perf_counter() - begin
+            times |= {"one": time.perf_counter() - begin, "one cpu": time.process_time() - used, "ring cpu": cpu.item()}
             attngrad.set_num_threads(1)
             if turn:  # the first warms up
-                found["ring"].append(ring)
-                found["one"].append(one)
+                for name, seconds in times.items():
+                    found[name].append(seconds)
     if rank == 0:
         results.put(found)
     dist.barrier()
@@ -135,6 +139,7 @@ def main() -> None:
             expected = plan(n, 2, HEADS, DIM, bandwidth=2e9, flops=flops / one / 2, causal=causal).time
             line = {"n": n, "causal": causal, "ring s": ring, "one s": one, "ratio": ratio, "plan s": expected}
             line |= {"best ratio": min(found["ring"]) / min(found["one"]), "load before": load}
+            line["cpu ratio"] = min(found["ring cpu"]) / min(found["one cpu"])
             sys.stdout.write(json.dumps(line) + "\n")
 
 

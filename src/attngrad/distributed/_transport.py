@@ -188,7 +188,7 @@ class Ring:
             raise
         except BaseException as error:
             text = f"{type(error).__name__}: {error}"[:1000]
-            self._notes.leave({"error": text})
+            self._notes.leave({"rank": self.rank, "reason": f"failed: {text}"})
             self.state.broken = (f"rank {self.rank} failed: {text}", self.rank, self.step)
             raise
         finally:
@@ -197,6 +197,7 @@ class Ring:
     def _fail(self, peers: list[int], late: bool, error: RuntimeError) -> NoReturn:
         self._notes.leave({"peer": peers[0], "late": late})
         culprit, reason = self._notes.blame(peers, late)
+        self._notes.leave({"rank": culprit, "reason": reason})  # who looks for it need not wait as long
         where = f"step {self.step} of {self.steps}" if self.step else "step 0, the exchange of shapes and options"
         name = f"rank {culprit}"
         world = dist.get_global_rank(self.group, culprit)
@@ -221,6 +222,7 @@ class _Notes:
         self._peer: int | None = None
         self._since = 0.0
         self._gone = False  # the store
+        self._found: tuple[int, str] | None = None  # who is to blame, and for what
         self._over: threading.Event | None = None  # of the watch, where one is on
 
     def waiting_for(self, peer: int) -> None:
@@ -255,34 +257,35 @@ class _Notes:
     def leave(self, note: dict[str, Any]) -> None:
         """For good: this rank gives up. Others may look for the note as soon as its connections close."""
         self.stop()
-        _within(0.25 * self._ring.grace, self._set, "fails", note)
+        _within(0.1 * self._ring.grace, self._set, "fails", note)
 
     def blame(self, peers: list[int], late: bool) -> tuple[int, str]:
         """The rank that the notes lead to from ``peers``, and what it has done; all within the grace."""
+        self._found = None
         grace = self._ring.grace
-        found = _within(0.75 * grace, self._blame, peers, late, time.monotonic() + 0.6 * grace)
-        culprit, reason = found or (peers[0], self._reason(late))
-        if found is None or self._gone:
+        _within(0.8 * grace, self._blame, peers, late, time.monotonic() + 0.5 * grace)
+        culprit, reason = self._found or (peers[0], self._reason(late))
+        if self._found is None or self._gone:
             reason += "; the store of the group, where it would say who failed first, does not answer"
         return culprit, reason
 
     def _reason(self, late: bool) -> str:
         return f"has not answered for {self._ring.timeout:g} s" if late else "is gone: its connection is closed"
 
-    def _blame(self, peers: list[int], late: bool, end: float) -> tuple[int, str]:
+    def _blame(self, peers: list[int], late: bool, end: float) -> None:
         first: dict[int, Any] = {}
-        while True:
+        # A rank that gives up may close its connections a moment before its note is there: look again.
+        while self._found is None or time.monotonic() < end:
             ends = [self._follow(peer, late, first) for peer in peers]
-            for rank, reason in ends:
-                if reason.startswith("failed"):
-                    return rank, reason
-            # A rank that gives up may close its connections a moment before its note is there.
-            if time.monotonic() > end:
-                return next((found for found in ends if found[1]), (peers[0], self._reason(late)))
+            known = [found for found in ends if found[2]]
+            said = [found for found in ends if found[1]]
+            self._found = next((found[:2] for found in known + said), (peers[0], self._reason(late)))
+            if known:
+                return
             time.sleep(0.02)
 
-    def _follow(self, rank: int, late: bool, first: dict[int, Any]) -> tuple[int, str]:
-        """The first rank from ``rank`` on that has left no note, or an error; and what is said of it.
+    def _follow(self, rank: int, late: bool, first: dict[int, Any]) -> tuple[int, str, bool]:
+        """The first rank from ``rank`` on that has left no note, what is said of it, and whether that is the last word.
 
         Where they go round in a circle, one of them has stopped while it waited: the one whose note is still that in
         ``first``. Nothing is said where all are renewed.
@@ -293,13 +296,13 @@ class _Notes:
             fails = self._get("fails", rank)
             note = fails or self._get("waits", rank)
             if not note:
-                return rank, self._reason(late)
-            if "error" in note:
-                return rank, f"failed: {note['error']}"
+                return rank, self._reason(late), False
+            if "reason" in note:
+                return note["rank"], note["reason"], True
             if fails or first.setdefault(rank, note["beat"]) != note["beat"]:
                 first[rank] = None
             rank, late = note["peer"], note["late"]
-        return next(((r, self._reason(True)) for r in seen if first[r] is not None), (seen[0], ""))
+        return next(((r, self._reason(True), False) for r in seen if first[r] is not None), (seen[0], "", False))
 
     def _key(self, kind: str, rank: int) -> str:
         return f"attngrad/ring/{kind}/{rank}"
@@ -325,10 +328,8 @@ class _Notes:
         return dist.distributed_c10d._get_process_group_store(self._ring.group)  # no public function gives it
 
 
-def _within(seconds: float, function: Any, *args: Any) -> Any:
-    """The result of a call that may never return; None where it has not after so many seconds."""
-    results: list[Any] = []
-    thread = threading.Thread(target=lambda: results.append(function(*args)), name="attngrad-ring", daemon=True)
+def _within(seconds: float, function: Any, *args: Any) -> None:
+    """Call what may never return, and wait for it so many seconds at most."""
+    thread = threading.Thread(target=function, args=args, name="attngrad-ring", daemon=True)
     thread.start()
     thread.join(seconds)
-    return results[0] if results else None
