@@ -17,11 +17,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 import attngrad
+import attngrad.jax
+import attngrad.torch
 import planted
 from attngrad import reference
 from attngrad.auditor import audit, run
-from attngrad.auditor.jax_candidate import audit as audit_jax
-from attngrad.auditor.torch_candidate import audit as audit_torch
 
 FEW, MANY = range(2), range(100)
 
@@ -106,7 +106,7 @@ def with_jax(q, k, v):
 
 
 def alarms(candidate, dtype, seeds, effort, **keywords):
-    audits = {flash: audit_torch, dense: audit_torch, with_jax: audit_jax}
+    audits = {flash: attngrad.torch.audit, dense: attngrad.torch.audit, with_jax: attngrad.jax.audit}
     keywords |= {"dtype": dtype, "effort": effort, "time_limit": 600.0}  # a loaded machine is no fault
     reports = (audits.get(candidate, audit)(candidate, seed=s, **keywords) for s in seeds)
     return [str(report) for report in reports if not report.ok]
@@ -190,14 +190,14 @@ def test_a_torch_function_with_a_wrong_gradient_is_named():
             ds = a * (dout @ v.mT)  # no row term
             return ds @ k / q.shape[-1] ** 0.5, ds.mT @ q / q.shape[-1] ** 0.5, a.mT @ dout
 
-    report = audit_torch(Wrong.apply, effort="quick", name="Wrong")
+    report = attngrad.torch.audit(Wrong.apply, effort="quick", name="Wrong")
     assert report.mistakes == ("row-term-missing",), report
     notes = [f.text for f in report.findings if f.kind == "unsupported"]
     assert any("forward mode" in note for note in notes)
 
 
 def test_torch_forward_mode_and_double_backward_are_audited():
-    report = audit_torch(dense, effort="quick")
+    report = attngrad.torch.audit(dense, effort="quick")
     assert {"out_dot", "dq_dot", "dk_dot", "dv_dot"} <= {s.name for s in report.stages}
     assert report.ok, report
 
@@ -224,7 +224,7 @@ def test_a_silent_zero_tangent_is_a_fault():
             q, _, v = ctx.saved_tensors
             return torch.zeros(*q.shape[:-1], v.shape[-1], dtype=q.dtype)
 
-    report = audit_torch(Silent.apply, effort="quick", name="Silent")
+    report = attngrad.torch.audit(Silent.apply, effort="quick", name="Silent")
     assert report.first == "out_dot"
 
 
@@ -232,8 +232,8 @@ def test_torch_options_are_passed_only_if_taken():
     def causal(q, k, v, is_causal=True):
         return scaled_dot_product_attention(q, k, v, is_causal=is_causal, enable_gqa=True)
 
-    assert audit_torch(causal, options={"causal": True, "offset": 0}, effort="quick").ok
-    wrong = audit_torch(causal, options={"causal": True}, effort="quick")
+    assert attngrad.torch.audit(causal, options={"causal": True, "offset": 0}, effort="quick").ok
+    wrong = attngrad.torch.audit(causal, options={"causal": True}, effort="quick")
     assert wrong.mistakes == ("causal-alignment",), wrong
 
 
@@ -252,6 +252,6 @@ def test_a_jax_function_with_a_wrong_gradient_is_named():
         return dk, dq, dv
 
     wrong.defvjp(forward, backward)
-    report = audit_jax(wrong, effort="quick", name="wrong")
+    report = attngrad.jax.audit(wrong, effort="quick", name="wrong")
     assert "dq-dk-exchanged" in report.mistakes, report
     assert any("forward mode" in f.text for f in report.findings)

@@ -8,7 +8,7 @@ guide. ``audit`` is ``attngrad.audit`` for a candidate written in PyTorch.
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 try:
     import torch as _torch  # noqa: F401
@@ -19,7 +19,10 @@ from attngrad.torch._attention import attention, scaled_dot_product_attention, s
 from attngrad.torch._module import MultiheadAttention
 from attngrad.torch._weights import attention_weights
 
-__all__ = ["MultiheadAttention", "attention", "attention_weights", "scaled_dot_product_attention", "sdpa"]
+if TYPE_CHECKING:
+    from attngrad.auditor.torch_candidate import audit
+
+__all__ = ["MultiheadAttention", "attention", "attention_weights", "audit", "scaled_dot_product_attention", "sdpa"]
 
 
 def __getattr__(name: str) -> Any:
