@@ -11,6 +11,12 @@ import numpy as np
 import attngrad
 
 
+def right(q, k, v, dout):
+    """Nothing planted: the kernels."""
+    out, pullback = attngrad.vjp(q, k, v)
+    return (out, *pullback(dout)[:3])
+
+
 def _t(x):
     return np.swapaxes(x, -1, -2)
 

@@ -1,7 +1,8 @@
 """Calling somebody's code: how its arguments are found, what comes back, and what it must not do to us.
 
-A candidate runs in a thread of its own, with fresh copies of the inputs and its printing caught. Whatever it does
-(raise, call sys.exit, run on) comes back as a ``Call``.
+A candidate runs in a thread of its own, with fresh copies of the inputs and its printing caught, and what it returns is
+read there too: a lazy array may compute, raise or run on when it is looked at. Whatever it does comes back as a
+``Call``. What no thread can stop (os._exit, a segmentation fault) the process of ``child`` survives.
 """
 
 from __future__ import annotations
@@ -11,14 +12,18 @@ import contextvars
 import ctypes
 import inspect
 import io
+import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from attngrad._arrays import KERNEL_DTYPES
+from attngrad._options import OPTION_NAMES
 from attngrad.auditor.cases import Case, NDArray
 from attngrad.auditor.pipeline import RESULTS
 
@@ -108,13 +113,20 @@ def _positional(candidate: Any) -> tuple[list[str], set[str], bool]:
     return required, keywords, everything
 
 
+def _taken(options: Mapping[str, Any], names: set[str], everything: bool) -> dict[str, Any]:
+    """The options that a candidate takes, their arrays as copies of its own."""
+    return {
+        name: _fresh(x) if isinstance(x, np.ndarray) else x
+        for name, x in options.items()
+        if everything or name in names
+    }
+
+
 def attention_caller(candidate: Any) -> tuple[Caller, tuple[str, ...]]:
     """How to call ``candidate(q, k, v[, dout][, tangents], **options)``, by its signature; and what it is given."""
     required, keywords, everything = _positional(candidate)
     taken = [name for name in required if name in ("primals", "tangents")]
     # Options may be required parameters too: def f(q, k, v, dout, causal).
-    from attngrad._options import OPTION_NAMES
-
     arrays = [name for name in required if name not in OPTION_NAMES]
     by_keyword = {name for name in required if name in OPTION_NAMES} | keywords
     known = [_ALIASES.get(name.lower()) for name in arrays]
@@ -140,10 +152,7 @@ def attention_caller(candidate: Any) -> tuple[Caller, tuple[str, ...]]:
                 values.append((fresh["q_dot"], fresh["k_dot"], fresh["v_dot"]))
             else:
                 values.append(fresh[_ALIASES.get(name.lower(), name)])
-        options: dict[str, Any] = {}
-        for name, x in case.options.items():
-            if everything or name in by_keyword:
-                options[name] = _fresh(x) if isinstance(x, np.ndarray) else x
+        options = _taken(case.options, by_keyword, everything)
         for name in ("bias_dot", "sinks_dot"):
             if name in keywords and name in fresh:
                 options[name] = fresh[name]
@@ -156,19 +165,20 @@ def attention_caller(candidate: Any) -> tuple[Caller, tuple[str, ...]]:
 def layer_caller(candidate: Any) -> Caller:
     """How to call ``candidate(query, key, value, w_q, w_k, w_v, w_o, dy, num_heads, **options)``."""
     required, keywords, everything = _positional(candidate)
-    if (
-        len(required) != len(LAYER_ARGUMENTS)
-        and _signature(candidate) is not None
-        and required != ["q", "k", "v", "dout"]
-    ):
+    by_keyword = keywords | {name for name in required if name in (*OPTION_NAMES, "num_kv_heads")}
+    arrays = [name for name in required if name not in by_keyword]
+    if len(arrays) != len(LAYER_ARGUMENTS) and _signature(candidate) is not None and arrays != ["q", "k", "v", "dout"]:
         raise BadCandidate(
             f"audit: a layer candidate must take ({', '.join(LAYER_ARGUMENTS)}); it takes ({', '.join(required)})."
         )
 
     def prepare(case: Case) -> tuple[Callable[[], Any], dict[str, NDArray]]:
         fresh = {name: _fresh(case.arrays[name]) for name in LAYER_ARGUMENTS[:-1]}
-        options = {name: x for name, x in case.options.items() if everything or name in keywords}
-        return lambda: candidate(*fresh.values(), case.dims.hq, **options), fresh
+        options = _taken(case.options, by_keyword, everything)
+        if "num_kv_heads" in by_keyword:
+            options["num_kv_heads"] = case.dims.hk
+        watched = fresh | {name: x for name, x in options.items() if isinstance(x, np.ndarray)}
+        return lambda: candidate(*fresh.values(), case.dims.hq, **options), watched
 
     return prepare
 
@@ -176,30 +186,40 @@ def layer_caller(candidate: Any) -> Caller:
 # --- what comes back -------------------------------------------------------------------------------------------------
 
 
-def _array(x: Any) -> NDArray | None:
-    """``x`` as a NumPy array of floats, whatever library it is of; None where it is none."""
-    if hasattr(x, "detach"):
-        x = x.detach().cpu()
-        if str(x.dtype) == "torch.bfloat16":
-            x = x.float()
-        x = x.numpy()
+def _array(x: Any) -> NDArray | str:
+    """``x`` as a NumPy array of real numbers, whatever library it is of; or what is the matter with it."""
     try:
-        found = np.asarray(x)
-    except Exception:
-        return None
-    if found.dtype.kind == "c" or found.dtype == object or found.dtype.kind in "SUMm":
-        return None
-    return found.copy()
+        if hasattr(x, "detach"):
+            x = x.detach().cpu()
+            if str(x.dtype) == "torch.bfloat16":
+                x = x.float()
+            x = x.numpy()
+        if isinstance(x, np.ma.MaskedArray) and np.ma.getmaskarray(x).any():  # type: ignore[no-untyped-call]
+            return "is a masked array with entries masked"
+        found = np.array(x)
+    except Exception as error:
+        return f"cannot be read as an array ({error_text(error)})"
+    if found.dtype.kind not in "biuf" and found.dtype not in KERNEL_DTYPES:  # bfloat16 is of another kind
+        return f"is no array of real numbers ({type(x).__name__}, dtype {found.dtype})"
+    return found
 
 
 _FIELDS = {"q": "dq", "k": "dk", "v": "dv", "bias": "dbias", "sinks": "dsinks"}
 
 
 def _flat(value: Any) -> list[Any]:
-    """Nested tuples flattened; named tuples of q, k, v (Gradients) become (dq, dk, dv)."""
-    if isinstance(value, (tuple, list)):
-        return [y for x in value for y in _flat(x)]
-    return [value]
+    """Nested tuples and lists flattened, down to arrays; a list of numbers, up to four deep, is an array too."""
+    if not isinstance(value, (tuple, list)) or 0 < _depth(value) <= 4:
+        return [value]
+    return [y for x in value for y in _flat(x)]
+
+
+def _depth(value: Any) -> int:
+    """How deep lists of numbers are nested; 0 for what is none."""
+    depth = 0
+    while isinstance(value, list) and value:
+        value, depth = value[0], depth + 1
+    return depth if isinstance(value, (bool, int, float)) else 0
 
 
 def named_results(value: Any, case: Case, level: str, tangents: bool) -> dict[str, Any]:
@@ -211,7 +231,8 @@ def named_results(value: Any, case: Case, level: str, tangents: bool) -> dict[st
     if isinstance(value, (tuple, list)):
         if any(hasattr(x, "_asdict") for x in value):
             value = [[y for y in x if y is not None] if hasattr(x, "_asdict") else x for x in value]
-        return dict(zip(_names_of(_flat(value), case, level, tangents), _flat(value), strict=True))
+        flat = _flat(value)
+        return dict(zip(_names_of(flat, case, level, tangents), flat, strict=True))
     return {"y" if level == "layer" else "out": value}
 
 
@@ -259,8 +280,8 @@ def read(value: Any, case: Case, level: str, tangents: bool, call: Call) -> None
             unknown.append(name)
         elif x is None:
             strange.append(f"{name} is None")
-        elif (array := _array(x)) is None:
-            strange.append(f"{name} is no array of real numbers ({type(x).__name__})")
+        elif isinstance(array := _array(x), str):
+            strange.append(f"{name} {array}")
         else:
             call.results[name] = array
     if not call.results and not strange:
@@ -269,6 +290,15 @@ def read(value: Any, case: Case, level: str, tangents: bool, call: Call) -> None
 
 
 # --- running ---------------------------------------------------------------------------------------------------------
+
+
+def error_text(error: BaseException) -> str:
+    """The kind of an error and the first line of its message, which may itself fail."""
+    try:
+        lines = f"{type(error).__name__}: {error}".strip().splitlines()
+    except Exception:
+        return f"{type(error).__name__}, whose message cannot be printed"
+    return lines[0].removesuffix(":")
 
 
 def _own_frames(error: BaseException) -> str:
@@ -289,21 +319,21 @@ def _stop(thread: threading.Thread) -> None:
 
 def run(prepare: Caller, case: Case, level: str, tangents: bool, seconds: float) -> Call:
     """Call the candidate on one case. Whatever it does, this returns."""
-    call = Call()
+    call, outcome = Call(), Call()  # one that runs on may write to its own outcome, when nobody looks any more
     printed = io.StringIO()
-    before = {}
-    outcome: dict[str, Any] = {}
+    failed: list[BaseException] = []
 
     def work() -> None:
         try:
-            outcome["value"] = action()
+            value = action()
+            read(value, case, level, tangents, outcome)
         except BaseException as error:
-            outcome["error"] = error
+            failed.append(error)
 
     action, watched = prepare(case)
     before = {name: np.array(x) for name, x in watched.items()}
     thread = threading.Thread(target=contextvars.copy_context().run, args=(work,), daemon=True)
-    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed), _settings_kept():
         thread.start()
         thread.join(seconds)
         if thread.is_alive():
@@ -316,17 +346,26 @@ def run(prepare: Caller, case: Case, level: str, tangents: bool, seconds: float)
     call.mutated = tuple(
         name for name, x in watched.items() if not np.array_equal(_bits(before[name]), _bits(np.asarray(x)))
     )
-    error = outcome.get("error")
-    if error is not None:
-        call.crash = _own_frames(error)
-        call.error = f"{type(error).__name__}: {error}".strip().splitlines()[0]
-        call.exited = isinstance(error, SystemExit)
-        partial = getattr(error, "attngrad_partial", None)
+    if failed:
+        call.crash, call.error = _own_frames(failed[0]), error_text(failed[0])
+        call.exited = isinstance(failed[0], SystemExit)
+        partial = getattr(failed[0], "attngrad_partial", None)
         if partial:
             read(partial, case, level, tangents, call)
         return call
-    read(outcome.get("value"), case, level, tangents, call)
+    call.results, call.strange, call.unknown = outcome.results, outcome.strange, outcome.unknown
     return call
+
+
+@contextlib.contextmanager
+def _settings_kept() -> Iterator[None]:
+    """What a candidate may set for the whole process and we depend on is as before, afterwards."""
+    depth = sys.getrecursionlimit()
+    with warnings.catch_warnings():
+        try:
+            yield
+        finally:
+            sys.setrecursionlimit(depth)
 
 
 def _bits(x: NDArray) -> NDArray:

@@ -55,6 +55,16 @@ class Dims:
         return frozenset(name for name, there in found.items() if there)
 
     @property
+    def inner(self) -> int:
+        """The columns of w_q: heads times width."""
+        return self.hq * self.d
+
+    @property
+    def kv_inner(self) -> int:
+        """The columns of w_k and w_v."""
+        return self.hk * self.d
+
+    @property
     def scores(self) -> tuple[int, int, int, int]:
         """(B, Hq, T, S)."""
         return self.b, self.hq, self.t, self.s
@@ -75,7 +85,7 @@ class Case:
     @property
     def given(self) -> dict[str, Any]:
         """What a pipeline starts from."""
-        heads = {"num_heads": self.dims.hq} if "query" in self.arrays else {}
+        heads = {"num_heads": self.dims.hq, "num_kv_heads": self.dims.hk} if "query" in self.arrays else {}
         return {**self.arrays, **self.options, **heads}
 
 
@@ -207,6 +217,7 @@ _LAYER = (
     _Plan("self-attention, one sequence", Dims(1, 4, 4, 9, 9, 4, 4, 16), _self, 1),
     _Plan("long sequence", Dims(2, 2, 2, 35, 35, 4, 4, 8), effort=1),
     _Plan("self-attention, long sequence", Dims(2, 4, 4, 41, 41, 8, 8, 32), _self, 1),
+    _Plan("groups of heads", Dims(2, 4, 2, 5, 5, 2, 2, 8)),
 )
 
 
@@ -304,15 +315,16 @@ def _arrays(level: str, n: Dims, rng: Rng, plain_output: bool) -> dict[str, NDAr
             "v": normal(n.b, n.hk, n.s, n.e),
             "dout": normal(n.b, n.hq, n.t, n.e),
         }
-    model, inner = n.model or n.hq * n.d, n.hq * n.d
+    inner = n.inner
+    model = n.model or inner
     fan = 1.0 / math.sqrt(model)
     arrays = {
         "query": normal(n.b, n.t, model),
         "key": normal(n.b, n.s, model),
         "value": normal(n.b, n.s, model),
         "w_q": 1.5 * fan * normal(model, inner),
-        "w_k": 1.5 * fan * normal(model, inner),
-        "w_v": fan * normal(model, inner),
+        "w_k": 1.5 * fan * normal(model, n.kv_inner),
+        "w_v": fan * normal(model, n.kv_inner),
         "w_o": fan * normal(inner, model),
         "dy": normal(n.b, n.t, inner if plain_output else model),
     }
@@ -337,7 +349,8 @@ def make(level: str, plan: _Plan, dtype: Any, rng: Rng, options: Mapping[str, An
         moved: dict[str, NDArray] = arrays | {x: made[x] for x in ("bias", "sinks") if x in made}
         for name, x in moved.items():
             arrays[f"{name}_dot"] = rng.standard_normal(x.shape).astype(dtype)
-        bind("audit", arrays["q"], arrays["k"], arrays["v"], made, kernels=np.dtype(dtype) in KERNEL_DTYPES)
+    q, k = np.zeros((n.b, n.hq, n.t, n.d), dtype), np.zeros((n.b, n.hk, n.s, n.d), dtype)
+    bind("audit", q, k, k, made, kernels=np.dtype(dtype) in KERNEL_DTYPES)  # which says what is wrong with an option
     return Case(plan.name, n, arrays, made)
 
 

@@ -17,6 +17,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from attngrad.auditor.candidate import error_text
+
 
 class NotFound(Exception):  # noqa: N818
     """The target does not lead to a candidate."""
@@ -84,8 +86,11 @@ def main() -> None:
     channel = os.fdopen(int(sys.argv[1]), "w")
 
     def send(**message: Any) -> None:
-        channel.write(json.dumps(message) + "\n")
-        channel.flush()
+        try:
+            channel.write(json.dumps(message) + "\n")
+            channel.flush()
+        except OSError:  # the candidate has closed it: nothing can be said any more
+            os._exit(4)
 
     printed = io.StringIO()
     try:
@@ -95,16 +100,24 @@ def main() -> None:
         send(failed=str(error), traceback="")
         return
     except BaseException as error:
-        send(failed=f"{job['target']} cannot be imported: {type(error).__name__}: {error}", traceback=_theirs(error))
+        send(failed=f"{job['target']} cannot be imported: {error_text(error)}", traceback=_theirs(error))
         return
     try:
         report = _audit(candidate, job, lambda done, total, text: send(progress=[done, total, text]))
-    except (TypeError, ValueError, ImportError) as error:
-        if not str(error).startswith("audit:") and not isinstance(error, ImportError):
-            raise
-        send(failed=str(error), traceback="")
+    except Exception as error:
+        told = isinstance(error, ImportError) or str(error).startswith("audit:")  # meant for the user as it is
+        send(failed=str(error) if told else _broken(error), traceback="")
         return
     send(report=report.to_json())
+
+
+def _broken(error: Exception) -> str:
+    """What is said where the auditor itself fails, as it does when a candidate has changed NumPy under it."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return (
+        f"the auditor failed: {error_text(error)} ({Path(last.filename).name}, line {last.lineno}). If the candidate "
+        "changes nothing outside itself, this is a fault of attngrad's: please report it."
+    )
 
 
 def _audit(candidate: Any, job: dict[str, Any], progress: Any) -> Any:

@@ -164,7 +164,7 @@ def run_in_child(job: dict[str, Any]) -> AuditReport:
 
     reading, writing = os.pipe()
     silence = 30.0 + 3.0 * job["keywords"]["time_limit"] + (90.0 if job["keywords"]["effort"] == "full" else 30.0)
-    said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - a file, which a candidate cannot fill up as it could a pipe
+    said = tempfile.TemporaryFile()  # noqa: SIM115 - a file, which a candidate cannot fill up as it could a pipe
     process = subprocess.Popen(  # noqa: S603
         [sys.executable, "-m", "attngrad.auditor.child", str(writing)],
         stdin=subprocess.PIPE,
@@ -192,8 +192,8 @@ def run_in_child(job: dict[str, Any]) -> AuditReport:
     finally:
         os.close(reading)
         status = _end(process)
-        said.seek(0)
-        last_words = said.read()[-4000:]
+        said.seek(max(0, os.fstat(said.fileno()).st_size - 4000))
+        last_words = said.read().decode(errors="replace")
         said.close()
     if "report" in outcome:
         return AuditReport.from_json(outcome["report"])
@@ -229,6 +229,7 @@ def _ending(status: int, silence: float) -> str:
 
 def _messages(reading: int, silence: float) -> Any:
     """The lines of JSON that come through, until they end or none comes for too long."""
+    import contextlib
     import json
     import os
     import select
@@ -244,4 +245,7 @@ def _messages(reading: int, silence: float) -> Any:
         pending += chunk
         *lines, pending = pending.split(b"\n")
         for line in lines:
-            yield json.loads(line)
+            with contextlib.suppress(ValueError):  # what a candidate may have written to a descriptor that is not its own
+                message = json.loads(line)
+                if isinstance(message, dict):
+                    yield message

@@ -279,7 +279,8 @@ class Search:
 
     def _changes(self, state: State, n: Named, name: str) -> bool:
         """Whether ``n`` has an effect on a result, in a few small cases where that is wrong, or a long one."""
-        if name not in affected(frozenset(n[1].steps)):
+        rewired = any(name in affected(frozenset(v.steps)) for _, v in state)  # an exchange reads what it returns instead
+        if name not in affected(frozenset(n[1].steps)) and not rewired:
             return False
         key = ("changes", id(n[1]), name, *(id(v) for _, v in state))
         if key not in self._verdicts:

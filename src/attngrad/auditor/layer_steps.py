@@ -58,12 +58,12 @@ def q(p: Pipeline) -> Any:
 
 @layer_step
 def k(p: Pipeline) -> Any:
-    return p.split(per_token(p.key, p.w_k), p.num_heads)
+    return p.split(per_token(p.key, p.w_k), p.num_kv_heads)
 
 
 @layer_step
 def v(p: Pipeline) -> Any:
-    return p.split(per_token(p.value, p.w_v), p.num_heads)
+    return p.split(per_token(p.value, p.w_v), p.num_kv_heads)
 
 
 @layer_step

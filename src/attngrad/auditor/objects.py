@@ -7,6 +7,7 @@ constructed as ``Class(d_model, num_heads)`` for every case; an object is copied
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 from collections.abc import Callable
@@ -53,7 +54,7 @@ def sizes(candidate: Any) -> Callable[[Dims], Dims | None]:
     """How cases must be sized: a class takes any square one, an object its own."""
 
     def adapt(n: Dims) -> Dims | None:
-        if "rectangular" in n.features:
+        if n.features & {"rectangular", "gqa"}:
             return None
         if inspect.isclass(candidate):
             return n
@@ -65,6 +66,26 @@ def sizes(candidate: Any) -> Callable[[Dims], Dims | None]:
         return replace(n, hq=heads, hk=heads, d=model // heads, e=model // heads, model=model)
 
     return adapt
+
+
+def call_as_code(candidate: Any) -> str:
+    """How such a class or object is called, as code, with ``{model}`` and ``{heads}`` to be filled in."""
+    if inspect.isclass(candidate):
+        lines = [f"layer = {candidate.__name__}({{model}}, {{heads}})"]
+    else:
+        lines = ["layer = candidate"]
+    with contextlib.suppress(Exception):  # what cannot be constructed has failed before anything needs this
+        layer = _made(candidate, 4, 2)
+        for name, spellings in _WEIGHTS.items():
+            if (found := _attribute(layer, spellings)) is not None:
+                lines.append(f"layer.{found} = {name}")
+        rate = f", {LEARNING_RATE}" if _takes_rate(layer) else ""
+        lines += ["y = layer.forward(query, key, value)", f"back = layer.backward(dy, query, key, value{rate})"]
+    return "\n".join(lines)
+
+
+def _takes_rate(layer: Any) -> bool:
+    return len(inspect.signature(layer.backward).parameters) > 4
 
 
 def object_caller(candidate: Any) -> Caller:
@@ -101,8 +122,7 @@ def _step(candidate: Any, case: Case, x: dict[str, NDArray], results: dict[str, 
         stage = getattr(layer, attribute, None)
         if isinstance(stage, np.ndarray) and stage.ndim == 4:
             results[name] = np.array(stage)
-    takes_rate = len(inspect.signature(layer.backward).parameters) > 4
-    rate = (LEARNING_RATE,) if takes_rate else ()
+    rate = (LEARNING_RATE,) if _takes_rate(layer) else ()
     back = layer.backward(x["dy"], x["query"], x["key"], x["value"], *rate)
     for name, spellings in _WEIGHTS.items():
         found = _attribute(layer, tuple(f"d{s}" for s in spellings))

@@ -52,14 +52,14 @@ class EntryErrors:
 
     # forward
 
-    def _input(self, name: str, x: str, w: str) -> Any:
+    def _input(self, name: str, x: str, w: str, heads: str = "num_kv_heads") -> Any:
         if not self.layered:
             return np.zeros(self.size(name).shape)
         a, b = self.size(x), self.size(w)
-        return split_heads(self.product(a, np.zeros(a.shape), b, np.zeros(b.shape)), self.p.num_heads)
+        return split_heads(self.product(a, np.zeros(a.shape), b, np.zeros(b.shape)), getattr(self.p, heads))
 
     def _q(self) -> Any:
-        return self._input("q", "query", "w_q")
+        return self._input("q", "query", "w_q", "num_heads")
 
     def _k(self) -> Any:
         return self._input("k", "key", "w_k")
@@ -209,6 +209,16 @@ class EntryErrors:
     def _dx(self) -> Any:
         sizes = self.size("dquery") + self.size("dkey") + self.size("dvalue")
         return self.dquery + self.dkey + self.dvalue + 2.0 * self.eps * sizes
+
+
+class TermErrors(EntryErrors):
+    """The same with weights that are right to two units: what the terms of a sum leave where they cancel.
+
+    No more than that: how far rounded scores move the weights is what the straightforward computation shows by itself.
+    """
+
+    def _relative(self) -> Any:
+        return np.full(self.size("z").shape, 2.0 * self.eps)
 
 
 ENTRYWISE = frozenset(name[1:] for name in vars(EntryErrors) if name.startswith("_") and not name.startswith("__")) - {

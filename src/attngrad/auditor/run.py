@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from attngrad._arrays import KERNEL_DTYPES, kind_of
-from attngrad._options import check_real, fail
+from attngrad._options import OPTION_NAMES, check_real, fail
 from attngrad.auditor import objects
-from attngrad.auditor.candidate import BadCandidate, Call, Caller, attention_caller, layer_caller
+from attngrad.auditor.candidate import LAYER_ARGUMENTS, BadCandidate, Call, Caller, attention_caller, layer_caller
 from attngrad.auditor.candidate import run as call_candidate
-from attngrad.auditor.cases import EFFORTS, FEATURES, Case, cases, check_options
+from attngrad.auditor.cases import EFFORTS, FEATURES, Case, Dims, cases, check_options
 from attngrad.auditor.diagnose import Diagnosis, Observation, explain
 from attngrad.auditor.mistakes import find
 from attngrad.auditor.patterns import describe
@@ -74,13 +74,13 @@ def audit(
     title: str = name or getattr(candidate, "__qualname__", None) or type(candidate).__name__
     settings = {"level": level, "dtype": kind.name, "effort": effort, "seed": int(seed), "options": _told(chosen)}
     try:
-        caller, adapt, plain_output, tangents, call_text = _caller(candidate, level)
+        caller, adapt, plain_output, tangents, call_text = _caller(candidate, level, wanted)
     except BadCandidate as error:
         return AuditReport(title, "not audited", findings=(Finding("crash", str(error)),), settings=settings)
     made = list(
         cases(level, options=chosen, dtype=kind, effort=effort, seed=seed, only=adapt, plain_output=plain_output)
     )
-    session = _Session(caller, level, tangents, kind, wanted, time_limit)
+    session = _Session(caller, level, tangents, kind, wanted, time_limit, adapt)
     for number, case in enumerate(made):
         if progress is not None:
             progress(number, len(made) + 2, case.name)
@@ -123,8 +123,6 @@ def _check(
     if check_real("audit", "time_limit", time_limit) <= 0.0:
         fail(ValueError, "audit", "time_limit", "be positive", time_limit, "It is in seconds.")
     chosen = check_options(options)
-    if level == "layer" and (extra := sorted(set(chosen) - {"scale", "causal", "window", "offset", "softcap", "mask"})):
-        fail(ValueError, "audit", "options", "be scale, causal, window, offset, softcap, mask for a layer", extra[0])
     return chosen, claimed, kind
 
 
@@ -141,18 +139,23 @@ def _told(options: Mapping[str, Any]) -> str:
     )
 
 
-def _caller(candidate: Any, level: str) -> tuple[Caller, Any, bool, bool, tuple[tuple[str, ...], str, tuple[str, ...]]]:
+def _caller(
+    candidate: Any, level: str, supports: frozenset[str]
+) -> tuple[Caller, Any, bool, bool, tuple[tuple[str, ...], str, tuple[str, ...]]]:
     """How to call it; how cases are sized; whether it has no w_o; whether it takes tangents; and the call as code."""
     if level == "layer":
-        from attngrad.auditor.candidate import LAYER_ARGUMENTS
-
         wanted = LAYER_ARGUMENTS[:-1]
         if objects.is_layer_object(candidate):
             plain = not objects.has_output_projection(candidate)
-            code = "# layer = Class(d_model, num_heads), its weights set to these; layer.forward(query, key, value)"
-            return objects.object_caller(candidate), objects.sizes(candidate), plain, False, (wanted, code, ())
-        code = f"results = candidate({', '.join(wanted)}, num_heads={{heads}}{{options}})"
-        return layer_caller(candidate), None, False, False, (wanted, code, _keywords(candidate))
+            given = tuple(name for name in wanted if name != "w_o" or not plain)
+            code = objects.call_as_code(candidate)
+            return objects.object_caller(candidate), objects.sizes(candidate), plain, False, (given, code, ())
+        keywords = _keywords(candidate)
+        groups = "gqa" in supports or "num_kv_heads" in keywords
+        adapt = None if groups else _one_key_head_each
+        many = ", num_kv_heads={kv_heads}" if "num_kv_heads" in keywords else ""
+        code = f"results = candidate({', '.join(wanted)}, num_heads={{heads}}{many}{{options}})"
+        return layer_caller(candidate), adapt, False, False, (wanted, code, keywords)
     caller, names = attention_caller(candidate)
     tangents = any(name.endswith("_dot") or name == "tangents" for name in names)
     flat = tuple(
@@ -163,9 +166,12 @@ def _caller(candidate: Any, level: str) -> tuple[Caller, Any, bool, bool, tuple[
     return caller, None, False, tangents, (flat, code, _keywords(candidate))
 
 
-def _keywords(candidate: Any) -> tuple[str, ...]:
-    from attngrad._options import OPTION_NAMES
+def _one_key_head_each(n: Dims) -> Dims | None:
+    """No groups: a layer is told the number of key heads only where it asks for it, or claims to find it in w_k."""
+    return None if "gqa" in n.features else n
 
+
+def _keywords(candidate: Any) -> tuple[str, ...]:
     try:
         parameters = inspect.signature(candidate).parameters.values()
     except (TypeError, ValueError):
@@ -179,10 +185,17 @@ class _Session:
     """The calls of one audit, and what they showed."""
 
     def __init__(
-        self, caller: Caller, level: str, tangents: bool, dtype: np.dtype[Any], supports: frozenset[str], limit: float
+        self,
+        caller: Caller,
+        level: str,
+        tangents: bool,
+        dtype: np.dtype[Any],
+        supports: frozenset[str],
+        limit: float,
+        adapt: Callable[[Dims], Dims | None] | None,
     ) -> None:
         self.caller, self.level, self.tangents, self.dtype = caller, level, tangents, dtype
-        self.supports, self.limit = supports, limit
+        self.supports, self.limit, self.adapt = supports, limit, adapt
         self.observations: list[Observation] = []
         self.crashes: list[tuple[Case, Call]] = []
         self.findings: list[Finding] = []
@@ -429,6 +442,8 @@ def _smallest(
     last: dict[str, Any] = {}
 
     def fails(case: Case) -> bool:
+        if session.adapt is not None and session.adapt(case.dims) != case.dims:
+            return False  # an object has sizes of its own
         call = session.call(case)
         truth = Truth(case, session.dtype)
         if name not in call.results or truth.value(name) is None:
@@ -439,10 +454,7 @@ def _smallest(
         last["judged"], last["actual"], last["truth"] = judged, call.results[name], truth.value(name)
         return True
 
-    case = start.truth.case
-    fixed = session.level == "layer" and call_text[1].startswith("#")
-    if not fixed:
-        case = shrink(case, fails, seconds, calls)
+    case = shrink(start.truth.case, fails, seconds, calls)
     fails(case)
     wanted, code, keywords = call_text
     comment = f"{symbol(name)} is wrong here (the case '{case.name}', shrunk)."
@@ -450,5 +462,6 @@ def _smallest(
         got, truth = last["actual"].astype(np.float64), last["truth"].astype(np.float64)
         with np.printoptions(precision=6, threshold=24, linewidth=100):
             comment += f"\n{name} should be\n{truth}\nbut it is\n{got}"
-    text = code.replace("{heads}", str(case.dims.hq))
+    n = case.dims
+    text = code.replace("{heads}", str(n.hq)).replace("{kv_heads}", str(n.hk)).replace("{model}", str(n.model))
     return as_code(case, wanted, text, keywords, comment)

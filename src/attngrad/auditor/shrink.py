@@ -17,10 +17,14 @@ _AXES = {
     "k": ("b", "hk", "s", "d"),
     "v": ("b", "hk", "s", "e"),
     "dout": ("b", "hq", "t", "e"),
-    "query": ("b", "t", ""),
-    "key": ("b", "s", ""),
-    "value": ("b", "s", ""),
-    "dy": ("b", "t", ""),
+    "query": ("b", "t", "model"),
+    "key": ("b", "s", "model"),
+    "value": ("b", "s", "model"),
+    "w_q": ("model", "inner"),
+    "w_k": ("model", "kv_inner"),
+    "w_v": ("model", "kv_inner"),
+    "w_o": ("inner", "model"),
+    "dy": ("b", "t", "model"),
 }
 
 
@@ -28,15 +32,17 @@ def _cut(x: NDArray, axes: tuple[str, ...], n: Dims) -> NDArray:
     """The leading part of an array, as long along each named axis as ``n`` says; broadcast axes stay."""
     own = axes[len(axes) - x.ndim :]
     part = tuple(
-        slice(0, getattr(n, a)) if a and size != 1 else slice(None) for a, size in zip(own, x.shape, strict=True)
+        slice(0, getattr(n, a)) if size != 1 else slice(None) for a, size in zip(own, x.shape, strict=True)
     )
     return x[part]
 
 
 def cut(case: Case, n: Dims) -> Case:
     """The case at smaller sizes: every array cut to them."""
-    arrays = {name: _cut(x, _AXES.get(name.removesuffix("_dot"), ()), n) if name.removesuffix("_dot") in _AXES else x
-              for name, x in case.arrays.items()}  # fmt: skip
+    arrays = {
+        name: _cut(x, axes, n) if (axes := _AXES.get(name.removesuffix("_dot"))) is not None else x
+        for name, x in case.arrays.items()
+    }
     options: dict[str, Any] = dict(case.options)
     for name in ("mask", "bias"):
         if isinstance(options.get(name), np.ndarray):
@@ -55,7 +61,7 @@ def cut(case: Case, n: Dims) -> Case:
     return Case(case.name, n, arrays, options)
 
 
-def _smaller(n: Dims, layered: bool) -> Iterator[Dims]:
+def _smaller(n: Dims) -> Iterator[Dims]:
     """Sizes to try, the boldest first."""
     square = n.t == n.s
     for t in sorted({1, 2, 3, n.t // 2, n.t - 1} & set(range(1, n.t))):
@@ -66,29 +72,34 @@ def _smaller(n: Dims, layered: bool) -> Iterator[Dims]:
         yield replace(n, s=s)
     for b in range(1, n.b):
         yield replace(n, b=b)
-    if layered:
-        return
     group = n.hq // n.hk
     for hk in range(1, n.hk):
-        yield replace(n, hk=hk, hq=hk * group)
+        yield _modelled(replace(n, hk=hk, hq=hk * group), n)
     if n.hk == 1:
         for hq in range(1, n.hq):
-            yield replace(n, hq=hq)
+            yield _modelled(replace(n, hq=hq), n)
     for d in sorted({1, 2, n.d // 2} & set(range(1, n.d))):
-        yield replace(n, d=d, e=d) if n.d == n.e else replace(n, d=d)
+        yield _modelled(replace(n, d=d, e=d) if n.d == n.e else replace(n, d=d), n)
     for e in sorted({1, 2, n.e // 2} & set(range(1, n.e))):
         if n.d != n.e:
             yield replace(n, e=e)
+    if n.model is not None and n.model != n.inner:
+        for model in sorted({1, 2, n.model // 2} & set(range(1, n.model))):
+            yield replace(n, model=model)
+
+
+def _modelled(small: Dims, n: Dims) -> Dims:
+    """A layer whose d_model is heads times width stays one."""
+    return small if n.model is None or n.model != n.inner else replace(small, model=small.inner)
 
 
 def shrink(case: Case, fails: Callable[[Case], bool], seconds: float, calls: int) -> Case:
     """The smallest case found within the budget, with few digits where that still fails."""
     deadline = time.monotonic() + seconds
-    layered = "query" in case.arrays
     progress = True
     while progress and calls > 0 and time.monotonic() < deadline:
         progress = False
-        for n in _smaller(case.dims, layered):
+        for n in _smaller(case.dims):
             calls -= 1
             if calls < 0 or time.monotonic() > deadline:
                 break

@@ -191,8 +191,14 @@ def dv_heads(p: Pipeline) -> Any:
 
 
 @attention_step
-def dv(p: Pipeline) -> Any:
+def dv_made(p: Pipeline) -> Any:
+    """dV as it is made; ``dv`` is what is returned in its place. So with dQ and dK."""
     return per_key_head(p.dv_heads, p.v)
+
+
+@attention_step
+def dv(p: Pipeline) -> Any:
+    return p.dv_made
 
 
 @attention_step
@@ -231,8 +237,13 @@ def dz(p: Pipeline) -> Any:
 
 
 @attention_step
-def dq(p: Pipeline) -> Any:
+def dq_made(p: Pipeline) -> Any:
     return p.c(p.scale_dq) * matmul(p.dz, p.k_heads)
+
+
+@attention_step
+def dq(p: Pipeline) -> Any:
+    return p.dq_made
 
 
 @attention_step
@@ -241,8 +252,13 @@ def dk_heads(p: Pipeline) -> Any:
 
 
 @attention_step
-def dk(p: Pipeline) -> Any:
+def dk_made(p: Pipeline) -> Any:
     return per_key_head(p.dk_heads, p.k)
+
+
+@attention_step
+def dk(p: Pipeline) -> Any:
+    return p.dk_made
 
 
 # --- forward mode ----------------------------------------------------------------------------------------------------

@@ -25,9 +25,9 @@ def _each(step: Callable[[Pipeline, str], Any]) -> tuple[Variant, ...]:
         return lambda p, base: step(p, name)
 
     return (
-        way("in dK and dV", dk=made("dk"), dv=made("dv")),
-        way("in dK", dk=made("dk")),
-        way("in dV", dv=made("dv")),
+        way("in dK and dV", dk_made=made("dk"), dv_made=made("dv")),
+        way("in dK", dk_made=made("dk")),
+        way("in dV", dv_made=made("dv")),
     )
 
 
@@ -84,7 +84,6 @@ MISTAKES = (
         "Reshape to (B, Hk, group, S, D) and sum over the group.",
         _each(_unsummed),
         ("gqa",),
-        "attention",
     ),
     Mistake(
         "group-one-head-only",
@@ -100,7 +99,6 @@ MISTAKES = (
             for variant in _each(lambda p, name, index=index: _grouped(p, name)[:, :, index])  # type: ignore[misc]
         ),
         ("gqa",),
-        "attention",
     ),
     Mistake(
         "group-averaged",
@@ -111,7 +109,6 @@ MISTAKES = (
         "Replace the mean by a sum.",
         _each(lambda p, name: _grouped(p, name).sum(axis=2) / p.c(p.group)),
         ("gqa",),
-        "attention",
     ),
     Mistake(
         "group-interleaved",
@@ -125,18 +122,17 @@ MISTAKES = (
                 "in both passes",
                 k_heads=lambda p, base: _tiled(p.k, p),
                 v_heads=lambda p, base: _tiled(p.v, p),
-                dk=_by_modulo("dk"),
-                dv=_by_modulo("dv"),
+                dk_made=_by_modulo("dk"),
+                dv_made=_by_modulo("dv"),
             ),
             way(
                 "in reading K and V",
                 k_heads=lambda p, base: _tiled(p.k, p),
                 v_heads=lambda p, base: _tiled(p.v, p),
             ),
-            way("in summing dK and dV", dk=_by_modulo("dk"), dv=_by_modulo("dv")),
+            way("in summing dK and dV", dk_made=_by_modulo("dk"), dv_made=_by_modulo("dv")),
         ),
         ("gqa",),
-        "attention",
     ),
     Mistake(
         "heads-split-without-transpose",

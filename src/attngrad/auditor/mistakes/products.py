@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from attngrad._dense import drop, matmul, per_key_head, transpose
+from attngrad._dense import drop, matmul, transpose
 from attngrad.auditor.mistakes._entry import Mistake, need, only, way
 from attngrad.auditor.pipeline import Pipeline
 
@@ -36,18 +36,6 @@ def _dq(p: Pipeline, base: Base) -> Any:
 def _reshaped(x: Any) -> Any:
     """What a transposed result looks like when it is forced into the right shape."""
     return np.ascontiguousarray(transpose(x)).reshape(x.shape)
-
-
-def _first(p: Pipeline, base: Base) -> Any:
-    return per_key_head(p.dk_heads, p.k)
-
-
-def _second(p: Pipeline, base: Base) -> Any:
-    return p.c(p.scale_dq) * matmul(p.dz, p.k_heads)
-
-
-def _third(p: Pipeline, base: Base) -> Any:
-    return per_key_head(p.dv_heads, p.v)
 
 
 def _with_q(p: Pipeline, base: Base) -> Any:
@@ -99,7 +87,7 @@ MISTAKES = (
         "dQ = scale dS K",
         "Z = scale Q K^T: query i meets key j in Z_ij, so dQ_i sums over the keys j.",
         "Use dS as it is for dQ, and its transpose for dK.",
-        only(dq=_dq),
+        only(dq_made=_dq),
     ),
     Mistake(
         "dq-dk-exchanged",
@@ -108,7 +96,7 @@ MISTAKES = (
         "dQ, dK = scale dS K, scale dS^T Q",
         "The two are returned in the wrong order.",
         "Return dQ first.",
-        only(dq=_first, dk=_second),
+        only(dq=lambda p, base: p.dk_made, dk=lambda p, base: p.dq_made),
     ),
     Mistake(
         "dk-dv-exchanged",
@@ -117,7 +105,7 @@ MISTAKES = (
         "dK, dV = scale dS^T Q, A^T dO",
         "The two are returned in the wrong order.",
         "Return dK before dV.",
-        only(dk=_third, dv=_first),
+        only(dk=lambda p, base: p.dv_made, dv=lambda p, base: p.dk_made),
     ),
     Mistake(
         "own-operand-in-product",
@@ -127,8 +115,8 @@ MISTAKES = (
         "The derivative of Q K^T by Q is K, and by K it is Q.",
         "Exchange Q and K in the two products.",
         (
-            way("both", dq=_with_q, dk_heads=_with_k),
-            way("dQ", dq=_with_q),
+            way("both", dq_made=_with_q, dk_heads=_with_k),
+            way("dQ", dq_made=_with_q),
             way("dK", dk_heads=_with_k),
         ),
     ),

@@ -196,8 +196,8 @@ MISTAKES = (
             variant
             for tile in (1, *TILES)
             for variant in (
-                way(f"dQ, tiles of {tile} keys", dq=_overwritten_dq(tile)),
-                way(f"dQ, the first of tiles of {tile} keys", dq=_overwritten_dq(tile, 0)),
+                way(f"dQ, tiles of {tile} keys", dq_made=_overwritten_dq(tile)),
+                way(f"dQ, the first of tiles of {tile} keys", dq_made=_overwritten_dq(tile, 0)),
                 way(f"dK, tiles of {tile} queries", dk_heads=_overwritten_dk(tile)),
                 way(f"dV, tiles of {tile} queries", dv_heads=_overwritten_dv(tile)),
                 way(

@@ -1,0 +1,251 @@
+"""How the auditor stands candidates: what they do not support, how they misbehave, layers written as objects."""
+
+import numpy as np
+import pytest
+
+from attngrad.auditor import audit
+from planted import right
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """Searching ends when it is done, not by the clock: these tests must not depend on the machine."""
+    seconds = dict.fromkeys(("quick", "default", "full"), (1e9, 1e9, 60))
+    monkeypatch.setattr("attngrad.auditor.run._SECONDS", seconds)
+
+
+# --- what is not supported -------------------------------------------------------------------------------------------
+
+
+def plain_only(q, k, v, dout):
+    if q.shape[1] != k.shape[1]:
+        raise ValueError("heads must agree")
+    if q.shape[2] != k.shape[2] or q.shape[3] != v.shape[3]:
+        raise ValueError("square only")
+    return right(q, k, v, dout)
+
+
+def test_what_is_not_supported_is_a_note():
+    report = audit(plain_only)
+    assert report.ok, report
+    assert {f.name for f in report.findings} == {"gqa", "cross", "widths"}
+    assert not any(f.fault for f in report.findings)
+    assert "does not support" in str(report)
+
+
+def test_what_is_claimed_and_not_supported_is_a_fault():
+    report = audit(plain_only, supports=("gqa",), effort="quick")
+    assert not report.ok
+    assert report.exit_code == 2
+    assert "claims to support gqa" in str(report)
+
+
+def test_shapes_that_broadcasting_lets_through_are_no_fault_where_groups_are_not_supported():
+    def candidate(q, k, v, dout):
+        t = lambda x: np.swapaxes(x, -1, -2)  # noqa: E731
+        z = q @ t(k) / np.sqrt(q.shape[-1])
+        e = np.exp(z - z.max(-1, keepdims=True))
+        a = e / e.sum(-1, keepdims=True)
+        da = dout @ t(v)
+        ds = a * (da - np.sum(a * da, -1, keepdims=True)) / np.sqrt(q.shape[-1])
+        return a @ v, ds @ k, t(ds) @ q, t(a) @ dout
+
+    report = audit(candidate)
+    assert report.ok, report
+    assert [f.name for f in report.findings] == ["gqa"]
+
+
+# --- candidates that misbehave ---------------------------------------------------------------------------------------
+
+
+def crashes(q, k, v, dout):
+    return undefined_name  # noqa: F821
+
+
+def exits(q, k, v, dout):
+    raise SystemExit(3)
+
+
+def loops(q, k, v, dout):
+    while True:
+        pass
+
+
+def nothing(q, k, v, dout):
+    return None
+
+
+def none_inside(q, k, v, dout):
+    return {"dq": None, "dv": right(q, k, v, dout)[3]}
+
+
+def wrong_shape(q, k, v, dout):
+    out, dq, dk, dv = right(q, k, v, dout)
+    return out, dq[..., 0], dk, dv
+
+
+def not_numbers(q, k, v, dout):
+    return "out", "dq", "dk", "dv"
+
+
+def nan(q, k, v, dout):
+    out, dq, dk, dv = right(q, k, v, dout)
+    dq[0, 0, 0, 0] = np.nan
+    return out, dq, dk, dv
+
+
+def mutates(q, k, v, dout):
+    results = right(q, k, v, dout)
+    k += 1
+    return results
+
+
+def five(q, k, v, dout):
+    return (q,) * 5
+
+
+@pytest.mark.parametrize(
+    ("candidate", "kind", "code", "words"),
+    [
+        (crashes, "crash", 2, "NameError: name 'undefined_name'"),
+        (exits, "exit", 2, "sys.exit"),
+        (loops, "timeout", 2, "did not return within 0.3 s"),
+        (nothing, "strange", 2, "returned None"),
+        (none_inside, "strange", 1, "dq is None"),
+        (wrong_shape, "wrong", 1, "should be (1, 1, 1, 3)"),
+        (not_numbers, "strange", 2, "no array of real numbers"),
+        (nan, "wrong", 1, "nan at [0, 0, 0, 0]"),
+        (mutates, "mutates", 1, "changes its input k in place"),
+        (five, "strange", 2, "returned 5 arrays"),
+    ],
+    ids=lambda x: getattr(x, "__name__", None),
+)
+def test_a_candidate_that_misbehaves_is_a_clear_finding(candidate, kind, code, words):
+    report = audit(candidate, effort="quick", time_limit=0.3 if candidate is loops else 10.0)
+    assert not report.ok
+    assert report.exit_code == code
+    assert kind in {f.kind for f in report.findings if f.fault}
+    assert words in str(report), report
+
+
+def test_a_traceback_is_the_candidates_own():
+    report = audit(crashes, effort="quick")
+    assert "undefined_name" in report.traceback
+    assert "attngrad/auditor" not in report.traceback.replace("\\", "/")
+
+
+def test_printing_is_caught_and_noted(capsys):
+    def candidate(q, k, v, dout):
+        print("hello")
+        return right(q, k, v, dout)
+
+    report = audit(candidate, effort="quick")
+    assert capsys.readouterr().out == ""
+    assert report.ok
+    assert [f.kind for f in report.findings] == ["printed"]
+
+
+def test_an_unknown_result_is_noted():
+    report = audit(lambda q, k, v, dout: {"dv": right(q, k, v, dout)[3], "attn": q}, effort="quick")
+    assert report.ok
+    assert "'attn'" in report.findings[0].text
+
+
+@pytest.mark.parametrize(
+    ("error", "words", "keywords"),
+    [
+        (TypeError, "candidate must be callable; got 3", {"candidate": 3}),
+        (ValueError, "level must be", {"level": "head"}),
+        (ValueError, "effort must be one of quick", {"effort": "huge"}),
+        (ValueError, "supports must have only gqa", {"supports": ("everything",)}),
+        (ValueError, "dtype must be float64", {"dtype": np.int32}),
+        (ValueError, "options must have only the names scale", {"options": {"is_causal": True}}),
+        (TypeError, "options must be a mapping", {"options": True}),
+        (ValueError, "seed must be", {"seed": -1}),
+    ],
+)
+def test_wrong_arguments_are_told(error, words, keywords):
+    with pytest.raises(error, match=words):
+        audit(**{"candidate": right, **keywords})
+
+
+def test_a_candidate_that_cannot_be_called_is_told():
+    report = audit(lambda a, b: a, effort="quick")
+    assert report.exit_code == 2
+    assert "must take (q, k, v, dout)" in str(report)
+
+
+# --- layers as objects -----------------------------------------------------------------------------------------------
+
+
+class Tutorial:
+    """In the style of many tutorials, with three mistakes, and a fourth that stops it."""
+
+    def __init__(self, d_model, num_heads):
+        self.d_model, self.num_heads, self.depth = d_model, num_heads, d_model // num_heads
+        self.WQ, self.WK, self.WV = np.random.default_rng(0).standard_normal((3, d_model, d_model))
+        self.dWQ = self.dWK = self.dWV = self.A = None
+
+    def _heads(self, x):
+        return x.reshape(len(x), -1, self.num_heads, self.depth).transpose(0, 2, 1, 3)
+
+    def _flat(self, x):
+        return x.transpose(0, 2, 1, 3).reshape(len(x), -1, self.d_model)
+
+    def forward(self, query, key, value):
+        self.Q, self.K, self.V = (self._heads(x @ w) for x, w in ((query, self.WQ), (key, self.WK), (value, self.WV)))
+        s = self.Q @ self.K.transpose(0, 1, 3, 2) / np.sqrt(self.depth)
+        e = np.exp(s - s.max(axis=-1, keepdims=True))
+        self.A = e / e.sum(axis=-1, keepdims=True)
+        return self._flat(self.A @ self.V)
+
+    def weight_gradient(self, x, dx):
+        return np.dot(x.T, dx)
+
+    def backward(self, dO, query, key, value, learning_rate):
+        dout = self._heads(dO)
+        dv = self._flat(self.A.transpose(0, 1, 2, 3) @ dout)
+        ds = (dout @ self.V.transpose(0, 1, 3, 2)) * self.A
+        ds = ds - np.mean(ds, axis=-1, keepdims=True)
+        dq = self._flat(ds @ self.K / np.sqrt(self.depth))
+        dk = self._flat(ds.transpose(0, 1, 3, 2) @ self.Q / np.sqrt(self.depth))
+        self.dWQ, self.dWK, self.dWV = (self.weight_gradient(*p) for p in ((query, dq), (key, dk), (value, dv)))
+        self.WQ -= learning_rate * self.dWQ
+        self.WK -= learning_rate * self.dWK
+        self.WV -= learning_rate * self.dWV
+        return dq @ self.WQ.T, dk @ self.WK.T, dv @ self.WV.T
+
+
+class Mended(Tutorial):
+    """The one mistake mended that stops it."""
+
+    def weight_gradient(self, x, dx):
+        return np.einsum("bti,btj->ij", x, dx)
+
+
+class Misspelt(Tutorial):
+    def __init__(self, d_model, num_heads):
+        super().__init__(d_model, num_heads)
+        self.dWQ = np.zeros_like(self.Wq)
+
+
+def test_a_class_with_forward_and_backward_is_audited():
+    report = audit(Mended, level="layer")
+    assert set(report.mistakes) == {"mean-for-row-sum", "dv-not-transposed", "weights-updated-first"}, report
+    assert [s.name for s in report.stages if s.ok] == ["q", "k", "v", "weights", "y"]
+
+
+def test_an_object_is_audited_at_its_own_sizes():
+    report = audit(Mended(12, 3), level="layer", effort="quick")
+    assert {"mean-for-row-sum", "dv-not-transposed"} <= set(report.mistakes), report
+
+
+def test_a_class_that_crashes_is_told_where_and_what_ran_is_audited():
+    report = audit(Tutorial, level="layer", effort="quick")
+    assert report.exit_code == 2
+    assert "np.dot(x.T, dx)" in report.traceback
+    assert [s.name for s in report.stages] == ["q", "k", "v", "weights", "y"]
+    assert all(s.ok for s in report.stages)
+    report = audit(Misspelt, level="layer", effort="quick")
+    assert report.exit_code == 2
+    assert "'Misspelt' object has no attribute 'Wq'" in report.verdict
