@@ -44,8 +44,8 @@ def test_a_mistake_planted_in_a_layer_is_named(bug, dtype):
 
 def test_every_mistake_of_the_catalogue_is_planted_somewhere():
     planted_ids = {p[0] for p in planted.PLANTS.values()} | set(planted.LAYER_PLANTS.values())
-    elsewhere = {m.id for m in catalogue() if "tangents" in m.needs} | {"sinks-gradient-sign"}
-    assert {m.id for m in catalogue()} == planted_ids | elsewhere
+    planted_ids |= set(planted.TANGENT_PLANTS) | {"sinks-gradient-sign"}
+    assert {m.id for m in catalogue()} == planted_ids
 
 
 @pytest.mark.parametrize("options", [None, *({k: v} for k, v in [
@@ -97,82 +97,26 @@ def test_mistakes_that_are_numerically_the_same_are_named_together():
     assert "Numerically the same" in str(report)
 
 
-def tangent_candidate(bug):
-    """JVP and HVP from the formulas, with a term left out."""
-
-    def candidate(q, k, v, dout, q_dot, k_dot, v_dot, dout_dot):
-        t = lambda x: np.swapaxes(x, -1, -2)  # noqa: E731
-        n = q.shape[1] // k.shape[1]
-        many = lambda x: np.repeat(x, n, axis=1)  # noqa: E731
-        few = lambda x: x.reshape(x.shape[0], -1, n, *x.shape[2:]).sum(axis=2)  # noqa: E731
-        k, v, k_dot, v_dot = many(k), many(v), many(k_dot), many(v_dot)
-        scale = q.dtype.type(1 / np.sqrt(q.shape[-1]))
-        z = scale * (q @ t(k))
-        e = np.exp(z - z.max(-1, keepdims=True))
-        a = e / e.sum(-1, keepdims=True)
-        out = a @ v
-        z_dot = q_dot @ t(k) + (0 if bug == "tangent-term-missing" else q @ t(k_dot))
-        z_dot = z_dot * (1 if bug == "tangent-scale-missing" else scale)
-        a_dot = a * (z_dot - (0 if bug == "tangent-row-term-missing" else np.sum(a * z_dot, -1, keepdims=True)))
-        out_dot = a_dot @ v + a @ v_dot
-        da, delta = dout @ t(v), np.sum(dout * out, -1, keepdims=True)
-        da_dot = dout_dot @ t(v) + dout @ t(v_dot)
-        delta_dot = np.sum(dout_dot * out + dout * out_dot, -1, keepdims=True)
-        ds = a * (da - delta)
-        ds_dot = a_dot * (da - delta)
-        if bug != "second-order-term-missing":
-            ds_dot = ds_dot + a * (da_dot - delta_dot)
-        return {
-            "out_dot": out_dot,
-            "dq_dot": scale * (ds_dot @ k + ds @ k_dot),
-            "dk_dot": few(scale * (t(ds_dot) @ q + t(ds) @ q_dot)),
-            "dv_dot": few(t(a_dot) @ dout + t(a) @ dout_dot),
-        }
-
-    return candidate
-
-
-@pytest.mark.parametrize(
-    "bug",
-    ["tangent-row-term-missing", "tangent-term-missing", "tangent-scale-missing", "second-order-term-missing"],
-)
-def test_a_mistake_in_forward_mode_or_second_order_is_named(bug):
-    report = audit(tangent_candidate(bug), effort="quick")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bug", planted.TANGENT_PLANTS)
+def test_a_mistake_in_forward_mode_or_second_order_is_named(bug, dtype):
+    report = audit(planted.tangents(bug), options=planted.TANGENT_PLANTS[bug], dtype=dtype, effort="quick")
     assert report.mistakes == (bug,), report
 
 
-def test_forward_mode_and_second_order_without_a_mistake_are_right():
-    report = audit(tangent_candidate(""))
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("options", [None, {"softcap": 1.5}], ids=str)
+def test_the_tangents_without_a_plant_are_right(options, dtype):
+    report = audit(planted.tangents(), options=options, dtype=dtype)
     assert report.ok, report
     assert [s.name for s in report.stages] == ["out_dot", "dq_dot", "dk_dot", "dv_dot"]
 
 
-def test_a_mistake_with_sinks_and_a_softcap_in_second_order_are_named():
-    import attngrad
-
-    def sinks(q, k, v, dout, sinks):
-        grads = attngrad.vjp(q, k, v, sinks=sinks)[1](dout)
-        return {"dq": grads.q, "dsinks": -grads.sinks}
-
-    assert audit(sinks, options={"sinks": True}, effort="quick").mistakes == ("sinks-gradient-sign",)
-
-    def hvp(q, k, v, dout, q_dot, k_dot, v_dot, dout_dot, softcap):
-        # Of the capped scores' second derivative nothing is left if cap is linearised at each point: dS_dot alone.
-        x = (q, k, v), (q_dot, k_dot, v_dot)
-        right = attngrad.hvp(*x, dout, dout_dot, softcap=softcap)[1]
-        h = 1e-30
-        n = q.shape[1] // k.shape[1]
-        kk = np.repeat(k, n, axis=1)
-        z = q @ kk.swapaxes(-1, -2) / np.sqrt(q.shape[-1])
-        z_dot = (q_dot @ kk.swapaxes(-1, -2) + q @ np.repeat(k_dot, n, axis=1).swapaxes(-1, -2)) / np.sqrt(q.shape[-1])
-        slope_dot = np.imag(1 - np.tanh((z + 1j * h * z_dot) / softcap) ** 2) / h
-        a, out = attngrad.attention_weights(q, k, softcap=softcap), attngrad.attention(q, k, v, softcap=softcap)
-        da = dout @ np.repeat(v, n, axis=1).swapaxes(-1, -2)
-        ds = a * (da - np.sum(dout * out, axis=-1, keepdims=True))
-        return {"dq_dot": right.q - (ds * slope_dot) @ kk / np.sqrt(q.shape[-1])}
-
-    report = audit(hvp, options={"softcap": 1.5}, effort="quick")
-    assert report.mistakes == ("softcap-second-derivative-missing",), report
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_sign_of_the_gradient_of_sinks_is_named(dtype):
+    report = audit(planted.sinks(-1), options={"sinks": True}, dtype=dtype, effort="quick")
+    assert report.mistakes == ("sinks-gradient-sign",), report
+    assert audit(planted.sinks(1), options={"sinks": True}, dtype=dtype).ok
 
 
 def test_every_entry_explains_itself():

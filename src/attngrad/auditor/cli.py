@@ -245,7 +245,9 @@ def _messages(reading: int, silence: float) -> Any:
         pending += chunk
         *lines, pending = pending.split(b"\n")
         for line in lines:
-            with contextlib.suppress(ValueError):  # what a candidate may have written to a descriptor that is not its own
+            with contextlib.suppress(
+                ValueError
+            ):  # what a candidate may have written to a descriptor that is not its own
                 message = json.loads(line)
                 if isinstance(message, dict):
                     yield message

@@ -19,7 +19,7 @@ from attngrad.auditor.cases import NDArray
 from attngrad.auditor.mistakes import Mistake, Variant, catalogue
 from attngrad.auditor.pipeline import RESULTS, SECOND, TANGENT, Pipeline, Undefined, affected
 from attngrad.auditor.rounding import ENTRYWISE, EntryErrors
-from attngrad.auditor.truth import LONG, OUTLIER, Judgement, Truth, epsilon
+from attngrad.auditor.truth import LONG, Judgement, Truth, epsilon
 from attngrad.testing import rms_error, rounding_bound
 
 Named = tuple[Mistake, Variant]
@@ -189,7 +189,7 @@ class Search:
         if scales.shape != predicted.shape:
             return False
         off = np.abs(o.results[name].astype(LONG) - predicted)
-        return bool(np.all(off <= OUTLIER * scales))
+        return bool(np.all(off <= o.truth.outlier * scales))
 
     def consistent(self, state: State, names: Sequence[str]) -> bool:
         """Whether every case is reproduced, in all of ``names``."""
@@ -279,7 +279,9 @@ class Search:
 
     def _changes(self, state: State, n: Named, name: str) -> bool:
         """Whether ``n`` has an effect on a result, in a few small cases where that is wrong, or a long one."""
-        rewired = any(name in affected(frozenset(v.steps)) for _, v in state)  # an exchange reads what it returns instead
+        rewired = any(
+            name in affected(frozenset(v.steps)) for _, v in state
+        )  # an exchange reads what it returns instead
         if name not in affected(frozenset(n[1].steps)) and not rewired:
             return False
         key = ("changes", id(n[1]), name, *(id(v) for _, v in state))

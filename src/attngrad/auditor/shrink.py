@@ -31,9 +31,7 @@ _AXES = {
 def _cut(x: NDArray, axes: tuple[str, ...], n: Dims) -> NDArray:
     """The leading part of an array, as long along each named axis as ``n`` says; broadcast axes stay."""
     own = axes[len(axes) - x.ndim :]
-    part = tuple(
-        slice(0, getattr(n, a)) if size != 1 else slice(None) for a, size in zip(own, x.shape, strict=True)
-    )
+    part = tuple(slice(0, getattr(n, a)) if size != 1 else slice(None) for a, size in zip(own, x.shape, strict=True))
     return x[part]
 
 
