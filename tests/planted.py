@@ -119,6 +119,8 @@ def attention(*bugs, names=None):
         if "mask after" in bugs:
             a, total, top = _softmax(raw)
             a = a * seen
+        elif "mask zero" in bugs:
+            a, total, top = _softmax(np.where(seen, raw, 0))
         elif "mean of V" in bugs:
             a, total, top = _softmax(np.where(seen, raw, q.dtype.type(-1e4)))
         elif "overflow" in bugs:
@@ -265,6 +267,7 @@ PLANTS = {
     "mask ignored": ("mask-ignored", MASK),
     "mask ignored backward": ("mask-ignored-in-backward", CAUSAL),
     "mask after": ("mask-after-softmax", MASK),
+    "mask zero": ("masked-scores-zero", CAUSAL),
     "mean of V": ("masked-row-not-zero", MASK),
     "window": ("window-off-by-one", {"window": (2, 1)}),
     "group unsummed": ("group-not-summed", None),
@@ -438,7 +441,7 @@ _ALTERNATIVES = (
     [p for p in PLANTS if p.startswith("scale ")],
     ["no row term", "mean", "mean of dA", "row term without A", "row sum unweighted", "columns", "matrix", "dA for dS",
      "diagonal", "chunk delta"],
-    ["softmax axis", "mask after", "mean of V", "overflow", "mask ignored"],
+    ["softmax axis", "mask after", "mask zero", "mean of V", "overflow", "mask ignored"],
     ["group unsummed", "group last", "group mean", "tiled groups"],
     ["dropout no mask", "dropout other mask", "dropout not rescaled"],
     ["no cap derivative", "s tanh(s)"],
@@ -449,8 +452,8 @@ _ALTERNATIVES = (
     ["dq transposed", "own operand", "overwritten dq", "exchange dq dk", "tail zero", "tail stale"],
     ["dv", "overwritten dkv", "exchange dk dv"],
     ["exchange dq dk", "exchange dk dv"],
-    ["mask ignored", "mask ignored backward", "mask after", "mean of V", "causal one more", "causal one less",
-     "alignment", "window"],
+    ["mask ignored", "mask ignored backward", "mask after", "mask zero", "mean of V", "causal one more",
+     "causal one less", "alignment", "window"],
 )  # fmt: skip
 """Plants that stand in each other's place: of these only one can be made at a time."""
 

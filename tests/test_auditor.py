@@ -149,6 +149,50 @@ def test_options_are_passed_as_keywords_if_taken():
     assert not audit(right, options={"causal": True}, effort="quick").ok
 
 
+LAYER_OPTIONS = [
+    {"causal": True, "window": (2, 0), "scale": 0.4},
+    {"mask": True, "softcap": 2.0},
+    {"bias": True, "sinks": True},
+    {"dropout": 0.3, "seed": 4, "segments": True},
+]
+
+
+def through_the_layer(query, key, value, w_q, w_k, w_v, w_o, dy, num_heads, num_kv_heads=None, **options):
+    dims = {"num_kv_heads": num_kv_heads, "d_head": w_q.shape[1] // num_heads}
+    layer = attngrad.MultiHeadAttention(query.shape[-1], num_heads, dtype=query.dtype, **dims)
+    for name, w in {"w_q": w_q, "w_k": w_k, "w_v": w_v, "w_o": w_o}.items():
+        layer.params[name][...] = w
+    y = layer(query, key, value, **options)
+    inputs = layer.backward(np.ascontiguousarray(dy))
+    results = {"y": y, **dict(zip(("dquery", "dkey", "dvalue"), inputs, strict=True))}
+    at_attention = layer.attention_gradients
+    results |= {f"d{name}": getattr(at_attention, name) for name in ("bias", "sinks") if name in options}
+    return results | {f"d{name}": g for name, g in layer.grads.items()}
+
+
+@pytest.mark.parametrize("options", LAYER_OPTIONS, ids="+".join)
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_a_layer_takes_every_option(options, dtype):
+    report = audit(through_the_layer, level="layer", options=options, dtype=dtype, effort="quick")
+    assert report.ok, report
+    assert {f"d{x}" for x in ("bias", "sinks") if x in options} <= {s.name for s in report.stages}
+    wrong = audit(planted.layer(), level="layer", options=options, dtype=dtype, effort="quick")
+    assert wrong.status == "wrong", "an option that is not taken is missed"
+
+
+def test_a_layer_with_groups_of_heads_is_audited_where_it_asks_for_their_number():
+    report = audit(through_the_layer, level="layer", effort="quick")
+    assert report.ok, report
+    assert not report.findings
+
+    def averaged(query, key, value, w_q, w_k, w_v, w_o, dy, num_heads, num_kv_heads):
+        right = through_the_layer(query, key, value, w_q, w_k, w_v, w_o, dy, num_heads, num_kv_heads)
+        group = num_heads // num_kv_heads
+        return right | {name: right[name] / group for name in ("dw_k", "dw_v", "dkey", "dvalue")}
+
+    assert audit(averaged, level="layer", effort="quick").mistakes == ("group-averaged",)
+
+
 @pytest.mark.parametrize(
     ("returns", "names"),
     [

@@ -1,7 +1,11 @@
 """How the auditor stands candidates: what they do not support, how they misbehave, layers written as objects."""
 
+import sys
+import warnings
+
 import numpy as np
 import pytest
+import torch
 
 from attngrad.auditor import audit
 from planted import right
@@ -104,6 +108,67 @@ def five(q, k, v, dout):
     return (q,) * 5
 
 
+def generates(q, k, v, dout):
+    yield from right(q, k, v, dout)
+
+
+def masked(q, k, v, dout):
+    results = [np.ma.masked_array(x) for x in right(q, k, v, dout)]
+    results[1][0, 0, 0, 0] = np.ma.masked
+    return results
+
+
+def void(q, k, v, dout):
+    return np.zeros(q.shape, "V8")
+
+
+def recurses(q, k, v, dout):
+    return recurses(q, k, v, dout)
+
+
+def interrupts(q, k, v, dout):
+    raise KeyboardInterrupt
+
+
+class Mute(Exception):  # noqa: N818
+    def __str__(self):
+        raise ValueError
+
+
+def mute(q, k, v, dout):
+    raise Mute
+
+
+class NoArray:
+    def __array__(self, *args, **kwargs):
+        raise RuntimeError("no array for you")
+
+    @property
+    def detach(self):
+        raise ZeroDivisionError
+
+
+def no_array(q, k, v, dout):
+    return NoArray(), *right(q, k, v, dout)[1:]
+
+
+class Lazy(NoArray):
+    detach = property(lambda self: loops(0, 0, 0, 0))
+
+
+def lazy(q, k, v, dout):
+    return Lazy()
+
+
+class BadMapping(dict):
+    def items(self):
+        raise OSError("no items")
+
+
+def bad_mapping(q, k, v, dout):
+    return BadMapping(out=q)
+
+
 @pytest.mark.parametrize(
     ("candidate", "kind", "code", "words"),
     [
@@ -117,15 +182,69 @@ def five(q, k, v, dout):
         (nan, "wrong", 1, "nan at [0, 0, 0, 0]"),
         (mutates, "mutates", 1, "changes its input k in place"),
         (five, "strange", 2, "returned 5 arrays"),
+        (generates, "strange", 2, "out is no array of real numbers (generator"),
+        (masked, "strange", 1, "dq is a masked array"),
+        (void, "strange", 2, "no array of real numbers"),
+        (recurses, "crash", 2, "RecursionError"),
+        (interrupts, "crash", 2, "KeyboardInterrupt"),
+        (mute, "crash", 2, "Mute, whose message cannot be printed"),
+        (no_array, "strange", 1, "out cannot be read as an array (ZeroDivisionError)"),
+        (lazy, "timeout", 2, "did not return within 0.3 s"),
+        (bad_mapping, "crash", 2, "OSError: no items"),
     ],
     ids=lambda x: getattr(x, "__name__", None),
 )
 def test_a_candidate_that_misbehaves_is_a_clear_finding(candidate, kind, code, words):
-    report = audit(candidate, effort="quick", time_limit=0.3 if candidate is loops else 10.0)
+    report = audit(candidate, effort="quick", time_limit=0.3 if candidate in (loops, lazy) else 10.0)
     assert not report.ok
     assert report.exit_code == code
     assert kind in {f.kind for f in report.findings if f.fault}
     assert words in str(report), report
+
+
+class Subclass(np.ndarray):
+    pass
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        lambda x: x.tolist(),
+        lambda x: x.view(Subclass),
+        np.ma.masked_array,
+        torch.from_numpy,
+        lambda x: torch.from_numpy(x).requires_grad_(),
+        np.asfortranarray,
+        lambda x: x.astype(np.longdouble),
+    ],
+    ids=[
+        "list",
+        "subclass",
+        "masked array, nothing masked",
+        "tensor",
+        "tensor with a gradient",
+        "Fortran",
+        "longdouble",
+    ],
+)
+@pytest.mark.parametrize("outer", [tuple, list])
+def test_whatever_holds_numbers_is_read(kind, outer):
+    report = audit(lambda q, k, v, dout: outer(kind(x) for x in right(q, k, v, dout)), effort="quick")
+    assert report.ok, report
+    assert [s.name for s in report.stages] == ["out", "dq", "dk", "dv"]
+
+
+def test_what_a_candidate_sets_for_the_whole_process_is_set_back():
+    def candidate(q, k, v, dout):
+        results = right(q, k, v, dout)
+        sys.setrecursionlimit(120)
+        warnings.simplefilter("ignore")
+        np.seterr(all="raise")
+        return results
+
+    before = sys.getrecursionlimit(), list(warnings.filters), np.geterr()
+    assert audit(candidate, effort="quick").ok
+    assert (sys.getrecursionlimit(), list(warnings.filters), np.geterr()) == before
 
 
 def test_a_traceback_is_the_candidates_own():
@@ -235,9 +354,22 @@ def test_a_class_with_forward_and_backward_is_audited():
     assert [s.name for s in report.stages if s.ok] == ["q", "k", "v", "weights", "y"]
 
 
+def test_the_smallest_case_of_a_class_is_small_and_runs():
+    report = audit(Mended, level="layer", effort="quick")
+    names = {"Mended": Mended}
+    exec(report.smallest, names)  # noqa: S102
+    assert names["query"].size <= 4, report.smallest
+    assert names["w_q"].shape[0] == names["query"].shape[-1]
+    assert f"{report.first} should be" in report.smallest
+    assert len(names["back"]) == 3
+
+
 def test_an_object_is_audited_at_its_own_sizes():
     report = audit(Mended(12, 3), level="layer", effort="quick")
     assert {"mean-for-row-sum", "dv-not-transposed"} <= set(report.mistakes), report
+    names = {"candidate": Mended(12, 3)}
+    exec(report.smallest, names)  # noqa: S102
+    assert names["query"].shape[-1] == 12
 
 
 def test_a_class_that_crashes_is_told_where_and_what_ran_is_audited():

@@ -32,6 +32,34 @@ def dies(q, k, v, dout):
     import os
     os._exit(7)
 
+def faults(q, k, v, dout):
+    import ctypes
+    ctypes.string_at(0)
+
+def closes(q, k, v, dout):
+    import os
+    os.closerange(3, 256)
+    return right(q, k, v, dout)
+
+def scribbles(q, k, v, dout):
+    import os
+    for descriptor in range(1, 16):
+        try:
+            os.write(descriptor, b"\\xff\\xfe{}\\n[1]\\n")
+        except OSError:
+            pass
+    return right(q, k, v, dout)
+
+def breaks_numpy(q, k, v, dout):
+    results = right(q, k, v, dout)
+    np.exp = None
+    return results
+
+def threads(q, k, v, dout):
+    import threading, time
+    threading.Thread(target=time.sleep, args=(1000,)).start()
+    return right(q, k, v, dout)
+
 def eats(q, k, v, dout):
     return np.ones(1 << 36)
 
@@ -75,6 +103,9 @@ def test_a_wrong_candidate_exits_1_and_writes_both_files(file, tmp_path):
         ("crash", "module 'numpy' has no attribute 'softmax'", ()),
         ("loops", "did not return within 0.3 s", ("--time-limit", "0.3")),
         ("dies", "ended by itself (exit status 7)", ()),
+        ("faults", "ended by SIGSEGV", ()),
+        ("closes", "closed the descriptors of its process", ()),
+        ("breaks_numpy", "the auditor failed: TypeError: 'NoneType' object is not callable", ()),
         ("eats", "MemoryError", ("--memory", "1")),
         ("absent", "has no 'absent'", ()),
         ("Layer", "not today", ()),
@@ -85,6 +116,13 @@ def test_what_cannot_be_audited_exits_2_without_our_traceback(file, name, words,
     assert result.exit_code == 2, result.output
     assert words in " ".join(result.output.split())
     assert "auditor/" not in result.output
+
+
+@pytest.mark.parametrize("name", ["threads", "scribbles"])
+def test_threads_left_behind_and_scribbles_on_descriptors_do_no_harm(file, name):
+    result = audit(file, name)
+    assert result.exit_code == 0, result.output
+    assert "RIGHT" in result.output
 
 
 def test_a_bad_path_and_a_bad_option_are_told(file, tmp_path):

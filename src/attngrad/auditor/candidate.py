@@ -194,7 +194,7 @@ def _array(x: Any) -> NDArray | str:
             if str(x.dtype) == "torch.bfloat16":
                 x = x.float()
             x = x.numpy()
-        if isinstance(x, np.ma.MaskedArray) and np.ma.getmaskarray(x).any():  # type: ignore[no-untyped-call]
+        if isinstance(x, np.ma.MaskedArray) and np.any(x.mask):
             return "is a masked array with entries masked"
         found = np.array(x)
     except Exception as error:

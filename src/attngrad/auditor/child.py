@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from attngrad.auditor.candidate import error_text
+from attngrad.auditor.cli import CLOSED
 
 
 class NotFound(Exception):  # noqa: N818
@@ -90,7 +91,7 @@ def main() -> None:
             channel.write(json.dumps(message) + "\n")
             channel.flush()
         except OSError:  # the candidate has closed it: nothing can be said any more
-            os._exit(4)
+            os._exit(CLOSED)
 
     printed = io.StringIO()
     try:

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from attngrad.auditor.report import AuditReport
 
 _DEFAULT = ParameterSource.DEFAULT
+CLOSED = 4
+"""The exit status of a child process that cannot speak any more."""
 _DTYPES = ("float64", "float32", "float16", "bfloat16")
 
 
@@ -202,7 +204,7 @@ def run_in_child(job: dict[str, Any]) -> AuditReport:
         return AuditReport(
             name, "not audited", findings=(Finding("crash", outcome["failed"]),), traceback=outcome["traceback"]
         )
-    told = _ending(status, silence)
+    told = f"it was ended after {silence:g} s without a sign." if "silence" in outcome else _ending(status)
     return AuditReport(name, "not audited", findings=(Finding("exit", told),), traceback=last_words)
 
 
@@ -217,11 +219,11 @@ def _end(process: subprocess.Popen[str]) -> int:
         return process.wait(10.0)
 
 
-def _ending(status: int, silence: float) -> str:
+def _ending(status: int) -> str:
     import signal
 
-    if status == -signal.SIGKILL:
-        return f"it was ended after {silence:g} s without a sign, or by the system for want of memory."
+    if status in (-signal.SIGKILL, CLOSED):
+        return "it closed the descriptors of its process, or the system ended it for want of memory."
     if status < 0:
         return f"its process was ended by {signal.Signals(-status).name}."
     return f"its process ended by itself (exit status {status})."
@@ -238,6 +240,7 @@ def _messages(reading: int, silence: float) -> Any:
     while True:
         ready, _, _ = select.select([reading], [], [], silence)
         if not ready:
+            yield {"silence": True}
             return
         chunk = os.read(reading, 1 << 16)
         if not chunk:

@@ -7,7 +7,6 @@ explains it is extended for the results after it.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import permutations
@@ -15,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from attngrad.auditor.budget import Budget
 from attngrad.auditor.cases import NDArray
 from attngrad.auditor.mistakes import Mistake, Variant, catalogue
 from attngrad.auditor.pipeline import RESULTS, SECOND, TANGENT, Pipeline, Undefined, affected
@@ -67,7 +67,7 @@ class Search:
 
     def __init__(self, observations: Sequence[Observation], level: str, seconds: float) -> None:
         self.observations = sorted(observations, key=lambda o: o.size)
-        self.deadline = time.monotonic() + seconds
+        self.budget = Budget(seconds)
         self.names = [n for n in RESULTS if any(n in o.results for o in observations)]
         self.named = [(m, v) for m in catalogue() if self._applies(m, level) for v in m.variants]
         self.pairs = True
@@ -88,7 +88,7 @@ class Search:
     @property
     def over(self) -> bool:
         """Whether the time for searching is up."""
-        return time.monotonic() > self.deadline
+        return self.budget.over
 
     # --- one state ---------------------------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from attngrad.auditor.truth import LONG, Truth
 Progress = Callable[[int, int, str], None]
 LEVELS = ("attention", "layer")
 _SECONDS = {"quick": (2.5, 0.8, 60), "default": (12.0, 3.0, 200), "full": (60.0, 10.0, 400)}
-"""For each effort: seconds to search for explanations, seconds and calls to shrink."""
+"""For each effort: seconds to search for explanations, seconds and calls to shrink (``Budget``)."""
 
 _ALIASES = {"d!=e": "widths", "dv": "widths", "t!=s": "cross", "mqa": "gqa"}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from attngrad._options import OPTION_NAMES
+from attngrad.auditor.budget import Budget
 from attngrad.auditor.cases import Case, Dims, NDArray
 
 _AXES = {
@@ -93,20 +93,20 @@ def _modelled(small: Dims, n: Dims) -> Dims:
 
 def shrink(case: Case, fails: Callable[[Case], bool], seconds: float, calls: int) -> Case:
     """The smallest case found within the budget, with few digits where that still fails."""
-    deadline = time.monotonic() + seconds
+    budget = Budget(seconds)
     progress = True
-    while progress and calls > 0 and time.monotonic() < deadline:
+    while progress and calls > 0 and not budget.over:
         progress = False
         for n in _smaller(case.dims):
             calls -= 1
-            if calls < 0 or time.monotonic() > deadline:
+            if calls < 0 or budget.over:
                 break
             small = cut(case, n)
             if fails(small):
                 case, progress = small, True
                 break
     for digits in (0, 1, 2):
-        if time.monotonic() > deadline:
+        if budget.over:
             break
         rounded = {name: np.round(x.astype(np.float64), digits).astype(x.dtype) for name, x in case.arrays.items()}
         candidate = replace(case, arrays=rounded)

@@ -81,6 +81,7 @@ def render(report: AuditReport, console: Console, *, width: int | None = None) -
 
 
 def _mistakes(report: AuditReport, console: Console) -> None:
+    from rich.table import Table
     from rich.text import Text
 
     seen: set[str] = set()
@@ -96,16 +97,27 @@ def _mistakes(report: AuditReport, console: Console) -> None:
             seen.add(m.id)
             console.print()
             console.print(Text.assemble(("The mistake  ", "dim"), (m.id, "bold red"), f": {m.title}"))
+            rows = Table.grid(padding=(0, 1))
             for label, value in m.rows():
                 if value:
-                    console.print(Text.assemble((f"  {label:<10} ", "dim"), (value, "bold" if label == "fix" else "")))
+                    rows.add_row(Text(f"  {label:<9}", "dim"), Text(value, "bold" if label == "fix" else ""))
+            console.print(rows)
 
 
 def _findings(report: AuditReport, console: Console) -> None:
+    from rich.table import Table
     from rich.text import Text
 
+    patterns = [s for s in report.stages if s.pattern]
+    if patterns:
+        console.print()
+        console.print(Text.assemble(("Finding  ", "bold red"), "Wrong, and no known mistake explains it:"))
+        rows = Table.grid(padding=(0, 1))
+        for stage in patterns:
+            rows.add_row(Text(f"  {symbol(stage.name)}", "bold"), Text(stage.pattern))
+        console.print(rows)
     for finding in report.findings:
-        if finding.kind in ("wrong", "mistake"):
+        if finding.kind in ("wrong", "mistake", "unexplained"):
             continue
         if finding.fault and report.status == "not audited" and report.verdict.endswith(finding.text):
             continue

@@ -10,8 +10,8 @@ import numpy as np
 
 from attngrad._dense import rowsum, zero_hidden
 from attngrad.auditor.mistakes._entry import Mistake, Variant, Wild, need, way
-from attngrad.auditor.pipeline import Pipeline
-from attngrad.auditor.steps import keep_with, softmax, visible_with
+from attngrad.auditor.pipeline import Override, Pipeline
+from attngrad.auditor.steps import exponentials, keep_with, softmax, visible_with
 
 Base = Callable[[], Any]
 
@@ -86,6 +86,18 @@ def _after_softmax_gradient(p: Pipeline, base: Base) -> Any:
     da = zero_hidden(p.dweights, p.visible)
     full = _unmasked(p)
     return full * (da - rowsum(full * da)[..., None])
+
+
+def _filled(value: float, **backward: Override) -> dict[str, Override]:
+    """Masked scores that are ``value`` and take part in the softmax."""
+
+    def scores(p: Pipeline, base: Base) -> Any:
+        return np.where(p.visible, p.scores_unmasked, p.c(value))
+
+    def normaliser(p: Pipeline, base: Base) -> Any:
+        return exponentials(p, p.scores, np.ones_like(p.visible))
+
+    return {"scores": scores, "normaliser": normaliser, **backward}
 
 
 def _by_weights(p: Pipeline, base: Base) -> Any:
@@ -213,6 +225,22 @@ MISTAKES = (
             way("", weights=_after_softmax),
             way("delta from the weights", weights=_after_softmax, delta=_by_weights),
             way("with the derivative of that", weights=_after_softmax, dscores=_after_softmax_gradient),
+        ),
+        ("causal|window|mask|segments",),
+    ),
+    Mistake(
+        "masked-scores-zero",
+        "masked scores are set to 0, not to -inf",
+        "S = S o mask;  A = softmax(S)",
+        "S = -inf where masked;  A = softmax(S)",
+        "exp(0) is 1: a key that may not be seen gets a weight like any other. So does one whose score is -1e-9, a "
+        "slip for -1e9.",
+        "np.where(mask, S, -np.inf), not S * mask.",
+        (
+            Variant(_filled(0.0), "in both passes"),
+            Variant(_filled(0.0, visible_back=_sees_all), "with a gradient at the masked scores"),
+            Variant(_filled(-1e-9), "-1e-9 for -1e9"),
+            Variant(_filled(-1e-9, visible_back=_sees_all), "-1e-9 for -1e9, with a gradient at the masked scores"),
         ),
         ("causal|window|mask|segments",),
     ),
