@@ -6,6 +6,7 @@ from attngrad.bench import grid, memory, passes, runner, verify
 from attngrad.bench.cases import TANGENTS
 from attngrad.bench.peers import OURS, OWN_BASE, OWN_FLOAT32, Ours
 from attngrad.bench.results import Results, Row
+from attngrad.bench.startup import BARE, HELP, Startup
 from attngrad.bench.timing import Timing
 
 F, FB = "forward", "forward + backward"
@@ -44,6 +45,11 @@ def timing_of(seconds, spread=0.02):
     return Timing(seconds, seconds * (1 - spread / 2), seconds * (1 + spread / 2), seconds * 0.9, 7, 1)
 
 
+def started(seconds=0.06, **changes):
+    """A start of the command."""
+    return Startup({HELP: timing_of(seconds), BARE: timing_of(0.01)}, **changes)
+
+
 def results_of(faster=5.0, **changes):
     """A whole default run in which attngrad reaches 90 % of the peak and every peer is ``faster`` times slower."""
     peak = {"float32": 200e9, "float64": 100e9}
@@ -74,7 +80,8 @@ def results_of(faster=5.0, **changes):
         "system": "Linux",
     }
     versions = {"python": "3.11.7", OURS: "0.1.0", "torch": "2.13.0+cpu", "jax": "0.10.2"}
-    fields = {"bandwidth": 20e9, "rows": rows, "memory": usage, "remarks": ["bench: a remark."]} | changes
+    fields = {"bandwidth": 20e9, "rows": rows, "memory": usage, "remarks": ["bench: a remark."]}
+    fields |= {"startup": started()} | changes
     return Results(machine, versions, "0123456789ab", "2026-01-01T00:00:00+00:00", "default", **fields)
 
 

@@ -10,12 +10,12 @@ from attngrad.bench import bounds, memory
 from attngrad.bench.cases import dims
 from attngrad.bench.peers import OURS, OWN_BASE
 from attngrad.bench.results import Results
-from bench_tools import results_of, spoil, timing_of
+from bench_tools import results_of, spoil, started, timing_of
 
 
 def test_every_bound_holds_of_a_fast_run_and_is_judged():
     verdicts = bounds.judge(results_of())
-    assert len(verdicts) == len(bounds.BOUNDS) == 27
+    assert len(verdicts) == len(bounds.BOUNDS) == 28
     assert [v.bound.text for v in verdicts if not v.holds] == []
 
 
@@ -36,6 +36,7 @@ def test_every_ratio_bound_is_missed_by_a_slow_run():
         "hvp memory: exponent of n",
         "memory, n = 65536, in sizes of q",
         "one call, 1,1,10,32 fwd",
+        "start of the command",
     }
     assert len(missed) == len(bounds.BOUNDS) - len(kept)
 
@@ -133,6 +134,19 @@ def test_memory_and_overhead_bounds_are_upper_bounds():
     assert verdict.sentence == "one call, 1,1,10,32 fwd: at most 10 us; found 11 us (1,1,10,32 fwd)"
 
 
+def test_a_slow_start_misses_its_bound_and_a_disturbed_one_is_not_judged():
+    def verdict(startup):
+        (found,) = [v for v in bounds.judge(results_of(startup=startup)) if v.bound.text == "start of the command"]
+        return found
+
+    slow = verdict(started(0.151))
+    assert slow.holds is False
+    assert slow.sentence == "start of the command: at most 150 ms; found 151 ms (attngrad --help)"
+    assert verdict(started(0.149)).holds is True
+    assert verdict(started(0.1, others=0.5)).holds is None
+    assert verdict(None).holds is None
+
+
 def test_disturbed_rows_are_neither_judged_nor_averaged():
     lucky = spoil(results_of(1.0), others=1.0, times={OURS: timing_of(1e-3), "torch": timing_of(1.0)})
     assert lucky.means()["float32 forward"]["torch"] == pytest.approx(1.0)
@@ -145,7 +159,7 @@ def test_disturbed_rows_are_neither_judged_nor_averaged():
 
 
 def test_json_comes_back_as_it_went():
-    results = spoil(results_of(), others=math.nan)
+    results = spoil(results_of(startup=started(others=math.nan)), others=math.nan)
     text = json.dumps(results.to_json(), allow_nan=False)
     again = Results.from_json(json.loads(text))
     assert json.dumps(again.to_json(), allow_nan=False) == text
@@ -155,6 +169,7 @@ def test_json_from_before_there_was_more_than_one_work_is_still_read():
     found = results_of().to_json()
     for usage in found["memory"]:
         del usage["work"]
+    del found["startup"]
     assert {usage.work for usage in Results.from_json(found).memory} == {"forward + backward"}
 
 
@@ -163,7 +178,7 @@ def test_the_json_says_where_with_what_and_how_spread():
     assert found["schema"] == 2
     assert {"cpu", "cores", "isa", "threads"} <= set(found["machine"])
     assert {"python", OURS, "torch"} <= set(found["versions"])
-    assert {"commit", "date", "level", "bandwidth", "memory", "geometric_means", "bounds"} <= set(found)
+    assert {"commit", "date", "level", "bandwidth", "memory", "startup", "geometric_means", "bounds"} <= set(found)
     row = found["rows"][0]
     assert set(row["times"][OURS]) == {"median", "lower", "upper", "best", "samples", "loops"}
     assert row["ratios"]["torch"] == pytest.approx(5.0)

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from attngrad.bench import grid
 from attngrad.bench.cli import command
-from bench_tools import results_of, spoil
+from bench_tools import results_of, spoil, started
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def invoke(*arguments):
 
 def test_the_command_lists_rows_and_refuses_what_it_does_not_know(tmp_path):
     assert "decoding 1,32/8,1/4096,128 forward\n" in invoke("--quick", "--list").output
-    assert len(invoke("--list").output.splitlines()) == len(grid.select(grid.DEFAULT))
+    assert len(invoke("--list").output.splitlines()) == len(grid.select(grid.DEFAULT)) + 1
     assert "must be of torch,jax,numpy; got tensorflow" in invoke("--peers", "torch,tensorflow").output
     assert "no row matches" in invoke("--only", "nothing like this").output
     other = tmp_path / "other.json"
@@ -47,6 +47,9 @@ def test_check_exits_with_one_where_a_bound_is_missed(saved):
 def test_check_does_not_pass_on_rows_that_were_not_judged_or_not_verified(saved):
     assert invoke("--load", saved(spoil(results_of(), others=1.0)), "--check").exit_code == 1
     assert invoke("--load", saved(spoil(results_of(), failure="wrong", times={}))).exit_code == 1
+    busy = invoke("--load", saved(results_of(startup=started(others=1.0))), "--check")
+    assert busy.exit_code == 1
+    assert "not judged: Start: `attngrad --help` 60 ms, `python -c pass` 10 ms~." in busy.output
 
 
 def test_a_peer_left_out_of_a_row_does_not_fail_the_run(saved):

@@ -28,7 +28,16 @@ def test_the_report_fits_the_terminal(width):
     text = rendered(results, width)
     assert max(map(len, text.splitlines())) <= width
     assert "…" not in text
-    for wanted in ("VERIFICATION FAILED", "Losses: ", "fwd+bwd~", "missed", "n^1.00", "n^2.00", "bench: a remark."):
+    for wanted in (
+        "VERIFICATION FAILED",
+        "Losses: ",
+        "fwd+bwd~",
+        "missed",
+        "n^1.00",
+        "n^2.00",
+        "bench: a remark.",
+        "Start: `attngrad",
+    ):
         assert wanted in text
     for group in grid.TITLES.values():
         assert group.split(",")[0].split(":")[0] in text
@@ -79,6 +88,13 @@ def test_there_is_no_table_of_means_where_every_row_is_disturbed():
     assert "Geometric means" not in page(results)
     assert "Geometric means" in rendered(results_of(), 80)
     assert "Geometric means" in page(results_of())
+
+
+def test_the_page_has_the_start_of_the_command():
+    text = page(results_of())
+    assert "\n## Start of the command\n\nStart: `attngrad --help` 60 ms, `python -c pass` 10 ms.\n" in text
+    assert "| start of the command | <= 150 | 60.0 | holds | attngrad --help |" in text
+    assert "## Start of" not in page(results_of(startup=None))
 
 
 def test_losses_name_every_peer_that_is_faster():

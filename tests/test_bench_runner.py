@@ -1,12 +1,14 @@
 """The run of the benchmark, with a clock that stands still."""
 
 import re
+import subprocess
+import sys
 
 import pytest
 
 import attngrad
 from attngrad import reference
-from attngrad.bench import memory, passes, peers, probe, quiet, runner, timing
+from attngrad.bench import memory, passes, peers, probe, quiet, runner, startup, timing
 from attngrad.bench.cases import TANGENTS, Case, dims
 from attngrad.bench.numpy_peer import NumPy
 from attngrad.bench.peers import OURS, OWN_BASE, OWN_FLOAT32, Ours, Peer
@@ -185,6 +187,38 @@ def test_the_memory_of_every_work_is_measured_in_a_process_of_its_own(work):
     assert (usage.peer, usage.n, usage.work) == (OURS, 512, work)
     assert 0 <= usage.bytes < 512 * 512 * 4 * 100
     assert usage.seconds > 0
+
+
+def test_the_start_is_that_of_the_command_and_is_timed_where_asked_for(monkeypatch):
+    run, seen = subprocess.run, []
+
+    def watched(command, **settings):
+        seen.append((command[1:], run(command, capture_output=True, text=True, check=True).stdout))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess, "run", watched)
+        for call in startup.calls().values():
+            call()
+    assert [command for command, _ in seen] == [["-m", "attngrad", "--help"], ["-c", "pass"]]
+    assert seen[0][1].startswith("Usage: ")
+    monkeypatch.setattr(runner, "interleave", lambda calls, budgets: {name: timing_of(0.06) for name in calls})
+    monkeypatch.setattr(runner.Watch, "others", lambda self: 0.0)
+    for peak in ("measure", "measure_bandwidth"):
+        monkeypatch.setattr(timing.Peaks, peak, lambda self: None)
+    settings = runner.Settings(1, 1, (), only=("startup",))
+    assert (settings.cases(), settings.usages(), runner.steps(settings)) == ([], [], 1)
+    results = runner.run(settings, lambda text, step: None)
+    assert results.startup.milliseconds == {"attngrad --help": 60.0, "python -c pass": 60.0}
+    assert not runner.Settings(1, 1, only=("sizes",)).startup()
+    assert not runner.Settings(1, 1, dtypes=("float64",)).startup()
+
+
+def test_children_of_the_benchmark_are_not_others():
+    if quiet._busy_seconds() is None:
+        pytest.skip("the system does not count")
+    before = quiet._own_seconds()
+    subprocess.run([sys.executable, "-c", "sum(range(10**7))"], check=True)
+    assert quiet._own_seconds() > before + 0.05
 
 
 def test_a_missing_peer_is_left_out_with_a_remark_that_names_the_extra(monkeypatch):

@@ -11,6 +11,7 @@ from attngrad.bench.memory import exponent
 from attngrad.bench.passes import PASSES
 from attngrad.bench.peers import OURS, OWN_BASE, OWN_FLOAT32
 from attngrad.bench.results import Results, Row, geometric_mean
+from attngrad.bench.startup import HELP
 
 Found = tuple[float, str]
 """A value, and the row that it comes from."""
@@ -70,6 +71,12 @@ def _growth(work: str) -> Statistic:
     return statistic
 
 
+def _startup(results: Results, _: list[Row]) -> Found:
+    """Milliseconds until the help is printed."""
+    found = results.startup
+    return (math.nan, "") if found is None or found.disturbed else (found.milliseconds[HELP], HELP)
+
+
 def _microseconds(_: Results, row: Row) -> float:
     return row.times[OURS].median * 1e6 if OURS in row.times else math.nan
 
@@ -96,7 +103,7 @@ MOST_MEMORY = {FB: 12, HVP: 16}
 
 
 def _no_row(_: Row) -> bool:
-    """Of bounds on the memory."""
+    """Of bounds on the memory and on the start."""
     return False
 
 
@@ -195,6 +202,7 @@ BOUNDS: tuple[Bound, ...] = (
         at_most=True,
         unit="us",
     ),
+    Bound("start of the command", _startup, 150.0, _no_row, at_most=True, unit="ms"),
 )
 
 

@@ -57,14 +57,17 @@ def command(
 
     import attngrad
     from attngrad.bench.runner import Settings
+    from attngrad.bench.startup import NAME
 
     settings = Settings(1 if level is None else level, threads or attngrad.get_num_threads(), names, only, dtypes)
     if list_rows:
         for case, passes in settings.cases():
             for name in passes:
                 click.echo(f"{case.group} {case.label} {name}")
+        if settings.startup():
+            click.echo(NAME)
         return
-    if load is None and not settings.cases() and not settings.usages():
+    if load is None and not (settings.cases() or settings.usages() or settings.startup()):
         raise click.ClickException("bench: no row matches; `attngrad bench --full --list` lists them all.")
     results = _run(settings) if load is None else _load(load)
     _report(results, json_file, plots, markdown, check)
@@ -160,5 +163,7 @@ def _report(results: Results, json_file: str | None, plots: str | None, markdown
         click.echo(f"missed: {verdict.sentence}", err=True)
     if check and results.disturbed:
         click.echo(f"not judged: {report.disturbance(results)}", err=True)
-    if any(row.failure for row in results.rows) or (check and (missed or results.disturbed)):
+    if check and results.startup is not None and results.startup.disturbed:
+        click.echo(f"not judged: {results.startup.sentence} Run again when it is quiet.", err=True)
+    if any(row.failure for row in results.rows) or (check and (missed or results.unjudged)):
         raise SystemExit(1)

@@ -77,6 +77,8 @@ def page(results: Results, images: Sequence[str] = ()) -> str:
         for work in results.usage():
             lines += [f"## {memory_title(work)}", "", *table(*memory_cells(results, work))]
         lines += [*(f"- {line}" for line in growth(results)), ""]
+    if results.startup is not None:
+        lines += ["## Start of the command", "", results.startup.sentence, ""]
     means = results.means()
     peers = list(dict.fromkeys(peer for by in means.values() for peer in by))
     if means:

@@ -38,6 +38,12 @@ def _busy_seconds() -> float | None:
     return total / os.sysconf("SC_CLK_TCK")
 
 
+def _own_seconds() -> float:
+    """Processor time of this process and of its children that have ended."""
+    times = os.times()
+    return time.process_time() + times.children_user + times.children_system
+
+
 @dataclass
 class Watch:
     """Started when made; ``others()`` is how many cores others have used since, on average. NaN if unknown."""
@@ -49,7 +55,7 @@ class Watch:
     @staticmethod
     def begin() -> Watch:
         """Start watching now."""
-        return Watch(_busy_seconds(), time.process_time(), time.perf_counter())
+        return Watch(_busy_seconds(), _own_seconds(), time.perf_counter())
 
     def others(self) -> float:
         """Cores used by other processes since the start."""
@@ -57,7 +63,7 @@ class Watch:
         if busy is None or self.busy is None:
             return float("nan")
         wall = time.perf_counter() - self.start
-        taken = busy - self.busy - (time.process_time() - self.own)
+        taken = busy - self.busy - (_own_seconds() - self.own)
         return max(taken - TICKS, 0.0) / max(wall, 1e-9)
 
 

@@ -75,6 +75,9 @@ def render(results: Results, console: Console) -> None:
             console.print(memory_table(results, work))
         for line in growth(results):
             console.print(line, highlight=False)
+    if results.startup is not None:
+        console.print()
+        console.print(results.startup.sentence, highlight=False)
     if results.means():
         console.print()
         console.print(means_table(results))

@@ -12,6 +12,7 @@ from attngrad.bench.memory import D, Usage
 from attngrad.bench.passes import PASSES
 from attngrad.bench.peers import HOUSE, OURS, OWN_BASE
 from attngrad.bench.quiet import DISTURBED, UNSTEADY
+from attngrad.bench.startup import Startup
 from attngrad.bench.timing import Timing
 
 SCHEMA = 2
@@ -135,6 +136,7 @@ class Results:
     rows: list[Row] = field(default_factory=list)
     memory: list[Usage] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
+    startup: Startup | None = None
 
     @property
     def peak(self) -> dict[str, float]:
@@ -156,6 +158,11 @@ class Results:
     def disturbed(self) -> list[Row]:
         """The rows that are not judged."""
         return [row for row in self.timed if row.disturbed]
+
+    @property
+    def unjudged(self) -> bool:
+        """Whether something was measured that says too little to be judged."""
+        return bool(self.disturbed) or (self.startup is not None and self.startup.disturbed)
 
     def groups(self) -> Iterator[tuple[str, list[Row]]]:
         """The rows by group, in the order in which they ran."""
@@ -214,6 +221,7 @@ class Results:
             "rows": rows,
             "memory": [asdict(u) | {"multiple_of_q": u.multiple} for u in self.memory],
             "memory_case": {"batch": 1, "heads": 1, "d": D, "dtype": "float32"},
+            "startup": None if self.startup is None else asdict(self.startup),
             "geometric_means": self.means(),
             "bounds": [verdict.to_json() for verdict in judge(self)],
             "remarks": self.remarks,
@@ -231,7 +239,11 @@ class Results:
         plain = {key: found[key] for key in ("machine", "versions", "commit", "date", "level", "bandwidth")}
         rows = [Row.from_json(row) for row in found["rows"]]
         memory = [Usage(**{f.name: u[f.name] for f in fields(Usage) if f.name in u}) for u in found["memory"]]
-        return Results(**plain, rows=rows, memory=memory, remarks=found["remarks"])
+        startup = None
+        if started := found.get("startup"):
+            others = math.nan if started["others"] is None else started["others"]
+            startup = Startup({name: Timing(**timing) for name, timing in started["times"].items()}, others)
+        return Results(**plain, rows=rows, memory=memory, remarks=found["remarks"], startup=startup)
 
 
 def _without_nan(x: Any) -> Any:

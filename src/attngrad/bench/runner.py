@@ -7,15 +7,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from itertools import groupby
+from typing import TypeVar
 
 import attngrad
-from attngrad.bench import grid, machine, memory, verify
+from attngrad.bench import grid, machine, memory, startup, verify
 from attngrad.bench.cases import TANGENTS, Case
 from attngrad.bench.passes import PASSES
 from attngrad.bench.peers import HOUSE, NAMES, OURS, Ours, OursInAnotherPass, OursInFloat32, Peer, Prepared, load
 from attngrad.bench.probe import survey
 from attngrad.bench.quiet import Patience, Watch
 from attngrad.bench.results import Results, Row
+from attngrad.bench.startup import Startup
 from attngrad.bench.timing import Budget, Call, Probe, bandwidth, interleave
 
 Tell = Callable[[str, int], None]
@@ -61,13 +63,20 @@ class Settings:
             if peer == OURS or n <= memory.MOST_OF_PEERS.get(work, n)
         ]
 
+    def startup(self) -> bool:
+        """Whether the start of the command is timed."""
+        return not self.dtypes and (not self.only or any(grid.matches(startup.NAME, one) for one in self.only))
+
     def budget(self, contender: str) -> Budget:
         """attngrad and torch have the whole of it."""
         whole = BUDGETS[self.level]
         return whole if contender in (*HOUSE, "torch") else Budget(whole.seconds / 3, whole.least // 3 + 1)
 
 
-def time_quietly(row: Row, calls: Mapping[str, Call], budget: Callable[[str], Budget], patience: Patience) -> Row:
+Timed = TypeVar("Timed", Row, Startup)
+
+
+def time_quietly(row: Timed, calls: Mapping[str, Call], budget: Callable[[str], Budget], patience: Patience) -> Timed:
     """``row`` with its timings; while it is disturbed and patience lasts, timed again, and the quietest kept."""
     best = row
     for attempt in range(ATTEMPTS):
@@ -183,6 +192,10 @@ def _measure(settings: Settings, peers: list[Peer], results: Results, tell: Tell
         for row in run_case(case, names, peers, settings.budget, patience):
             results.rows.append(row)
             tell(_line(row), 1)
+    if settings.startup():
+        tell(startup.NAME, 0)
+        results.startup = time_quietly(Startup(), startup.calls(), lambda _: BUDGETS[-1], patience)
+        tell(results.startup.sentence, 1)
     for name, work, n in settings.usages():
         if name not in (OURS, *(peer.name for peer in peers)):
             continue
@@ -212,4 +225,4 @@ def _line(row: Row) -> str:
 
 def steps(settings: Settings) -> int:
     """How many steps the progress of a run has, where torch is installed."""
-    return sum(len(names) for _, names in settings.cases()) + len(settings.usages())
+    return sum(len(names) for _, names in settings.cases()) + len(settings.usages()) + settings.startup()
