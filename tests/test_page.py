@@ -597,7 +597,21 @@ def test_it_prints_every_matrix_and_no_controls(opened):
         assert page.tab.locator(f"#step-{name}").evaluate("(f) => getComputedStyle(f).opacity") == "1"
     assert page.tab.locator(".tools").is_hidden()
     assert page.tab.locator(".stepper").is_hidden()
-    assert len(page.tab.pdf()) > 10_000
+    forward, backward = (page.tab.locator(f"#step-{n}").bounding_box() for n in ("Q", "dQ"))
+    assert forward["y"] == backward["y"]
+    assert backward["x"] > forward["x"] + forward["width"]
+    page.tab.evaluate("window.dispatchEvent(new Event('afterprint'))")
+    assert page.tab.evaluate("window.attngrad.state().step") == "Z"
+    assert page.tab.pdf(prefer_css_page_size=True).count(b"/Type /Page\n") == 1
+
+
+def test_a_step_on_a_narrow_screen_is_not_behind_the_panel(opened):
+    page = opened(example(), "#step=dS", viewport={"width": 375, "height": 760})
+    for _ in range(2):
+        step, dock = (page.tab.locator(place).bounding_box() for place in (".current", "#dock"))
+        assert step["y"] >= 0
+        assert step["y"] + step["height"] <= dock["y"]
+        page.tab.keyboard.press("[")
 
 
 def test_a_large_input_is_shown_by_a_window_that_moves(opened):

@@ -135,6 +135,7 @@ function readHash(app) {
   const cell = (given.cell || "").split(",");
   app.cell = cell.length === 3 && app.steps.includes(cell[0]) && cellAt(cell[0], Number(cell[1]), Number(cell[2])) ? { name: cell[0], i: Number(cell[1]), j: Number(cell[2]) } : null;
   refresh(app, false);
+  reveal(app);
 }
 
 // --- pointer and keys ---
@@ -203,7 +204,13 @@ function goTo(app, step) {
   showStep(app);
   drawEdges(app);
   writeHash(app);
+  reveal(app);
+}
+
+// Scroll to the step, clear of the panel below.
+function reveal(app) {
   const figure = app.step > 0 ? document.getElementById(`step-${app.steps[app.step - 1]}`) : null;
+  document.documentElement.style.scrollPaddingBottom = `${document.getElementById("dock").offsetHeight + 8}px`;
   if (figure) figure.scrollIntoView({ block: "nearest", inline: "nearest" });
 }
 
@@ -259,9 +266,9 @@ function wire(app) {
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   dark.addEventListener("change", () => setTheme(app, dark.matches ? "dark" : "light"));
   document.documentElement.dataset.theme = dark.matches ? "dark" : "light";
-  let before = "light"; // paper is white
-  window.addEventListener("beforeprint", () => { before = document.documentElement.dataset.theme; app.step = 0; showStep(app); setTheme(app, "light"); });
-  window.addEventListener("afterprint", () => setTheme(app, before));
+  let before = ["light", 0]; // paper is white
+  window.addEventListener("beforeprint", () => { before = [document.documentElement.dataset.theme, app.step]; app.step = 0; showStep(app); setTheme(app, "light"); });
+  window.addEventListener("afterprint", () => { app.step = before[1]; showStep(app); setTheme(app, before[0]); });
 }
 
 function setTheme(app, theme) {
