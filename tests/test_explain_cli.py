@@ -8,7 +8,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import click
 import numpy as np
 import pytest
 
@@ -170,13 +169,34 @@ def test_format_beats_suffix(tmp_path):
     assert json.loads((tmp_path / "a.html").read_text())["format"] == "attngrad trace"
 
 
-def test_open_shows_the_page_in_a_browser(tmp_path, monkeypatch):
-    opened: list[str] = []
-    monkeypatch.setattr(click, "launch", opened.append)
-    run("explain", "--open", "--output", str(tmp_path / "a.html"))
-    run("explain", "--open")
-    assert opened[0] == (tmp_path / "a.html").as_uri()
-    assert Path(opened[1].removeprefix("file://")).read_text().startswith("<!doctype")
+def fake_browser(folder: Path, status: int) -> tuple[str, Path]:
+    """A command that writes down the address it is given, and where it does."""
+    program, said = folder / "browser", folder / "said"
+    program.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >> "{said}"\nexit {status}\n')
+    program.chmod(0o755)
+    return str(program), said
+
+
+def test_open_shows_the_page_in_the_browser_that_browser_names(tmp_path):
+    browser, said = fake_browser(tmp_path, 0)
+    page = tmp_path / "a page & more.html"
+    assert python_m("explain", "--open", "--output", str(page), BROWSER=f"{browser} --new %s").returncode == 0
+    assert python_m("explain", "--open", BROWSER=browser).returncode == 0
+    flag, first, second = said.read_text().splitlines()
+    assert (flag, first) == ("--new", page.as_uri())
+    assert Path(second.removeprefix("file://")).read_text().startswith("<!doctype")
+
+
+def test_open_without_a_browser_says_where_the_page_is(tmp_path):
+    browser, said = fake_browser(tmp_path, 1)
+    page = tmp_path / "a.html"
+    nowhere = {"BROWSER": f"{browser} %s", "PATH": str(tmp_path), "DISPLAY": "", "WAYLAND_DISPLAY": ""}
+    found = python_m("explain", "--open", "--output", str(page), **nowhere)
+    assert found.returncode == 1
+    assert f"--open found no browser; open {page.as_uri()} yourself, or set BROWSER.\n" in found.stderr
+    assert "Traceback" not in found.stderr
+    assert said.read_text().splitlines() == [page.as_uri()]
+    assert page.read_text().startswith("<!doctype")
 
 
 def test_it_runs_in_a_process_of_its_own(tmp_path):

@@ -80,7 +80,7 @@ _PLACE = click.IntRange(0)
 @click.option("--batch", type=_PLACE, default=0, show_default=True, metavar="N", help="The batch entry to show.")
 @click.option("--format", "form", type=click.Choice(FORMATS), help="[default: by --output's suffix, else terminal]")
 @click.option("--output", type=click.Path(), metavar="FILE", help="Write here: .html, .tex, .json or .txt.")
-@click.option("--open", "open_page", is_flag=True, help="Open the page in a browser (html).")
+@click.option("--open", "open_page", is_flag=True, help="Open the page in the browser: BROWSER, or the system's.")
 def command(**given: Any) -> None:
     r"""Work a backward pass through, number by number.
 
@@ -133,7 +133,15 @@ def _run(given: dict[str, Any]) -> None:
     else:
         click.echo(files.text(trace, form, **place), nl=False)
     if given["open_page"]:
-        click.launch(Path(output).resolve().as_uri())
+        _open(Path(output).resolve().as_uri())
+
+
+def _open(address: str) -> None:
+    """Show a page in the browser that BROWSER names, else in the system's."""
+    import webbrowser
+
+    if not webbrowser.open(address):
+        raise click.ClickException(f"explain: --open found no browser; open {address} yourself, or set BROWSER.")
 
 
 def _entry(trace: Trace, entry: tuple[str, int, int], place: dict[str, int]) -> None:
