@@ -105,7 +105,7 @@ class WorkedPage(SphinxDirective):
         """The nodes."""
         frame = (
             '<iframe class="worked" src="_static/worked.html" title="A backward pass, worked" loading="lazy"></iframe>'
-            '<p>Forward and backward beside each other: <a href="_static/worked.html">the same on a page of its own</a>.</p>'
+            '<p>Forward and backward beside each other: <a href="_static/worked.html">on a page of its own</a>.</p>'
         )
         return [nodes.raw("", frame, format="html")]
 
