@@ -7,8 +7,8 @@ compiler: str
 
 def isa_names() -> list[str]: ...
 def isa() -> str: ...
-def set_isa(name: str) -> None: ...
-def set_num_threads(n: int) -> None: ...
+def set_isa(name: str, /) -> None: ...
+def set_num_threads(n: int, /) -> None: ...
 def get_num_threads() -> int: ...
 def buffer(bytes: int) -> npt.NDArray[np.uint8]: ...  # noqa: A002
 def narrow(kind: int, wide: npt.NDArray[np.float32], out: npt.NDArray[Any]) -> None: ...
@@ -71,7 +71,30 @@ class Call:
         shift: _Array,
         mean: _Array,
     ) -> None: ...
-    def backward_tangent(self, directions: Directions, *arrays: _Array) -> None: ...
+    def backward_tangent(
+        self,
+        directions: Directions,
+        dout: _Array,
+        dlse: _Array,
+        out: _Array,
+        top: _Array,
+        inverse: _Array,
+        dq: _Array,
+        dk: _Array,
+        dv: _Array,
+        delta: _Array,
+        dbias: _Array,
+        dout_dot: _Array,
+        dlse_dot: _Array,
+        out_dot: _Array,
+        shift: _Array,
+        mean: _Array,
+        dq_dot: _Array,
+        dk_dot: _Array,
+        dv_dot: _Array,
+        delta_dot: _Array,
+        dbias_dot: _Array,
+    ) -> None: ...
 
 class Directions:
     def __init__(self, q: _Array, k: _Array, v: _Array, bias: _Array, bias_type: int, sinks: _Array) -> None: ...
