@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 BUILD_INPUTS := pyproject.toml CMakeLists.txt $(wildcard csrc/*)
 
-.PHONY: demo test test-full lint format clean sanitize sanitize-address sanitize-thread fuzz soak bench docs
+.PHONY: demo test test-full lint format clean sanitize sanitize-address sanitize-thread fuzz soak bench docs dist
 
 demo: .venv/.installed
 	$(BIN)/attngrad demo
@@ -73,8 +73,19 @@ fuzz: .venv/.installed-test
 soak: .venv/.installed-test
 	$(BIN)/python tests/soak.py
 
+# An sdist, and a wheel that is built from it, into dist/. The wheel then has to work in an empty environment whose PATH
+# has no compiler.
+dist: .venv/bin/python
+	$(BIN)/python -m pip install --quiet build
+	rm -rf dist build/smoke
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/python tests/dist.py
+	$(BIN)/python -m venv build/smoke
+	PATH=$(CURDIR)/build/smoke/bin build/smoke/bin/python -m pip install --quiet --only-binary :all: dist/*.whl
+	cd build/smoke && PATH=$(CURDIR)/build/smoke/bin bin/python -I ../../tests/smoke.py
+
 clean:
-	rm -rf .venv .venv-sanitize build .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-sanitize build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 .venv/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "attngrad needs Python 3.11 or newer: make PYTHON=...")'
