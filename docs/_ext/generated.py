@@ -1,5 +1,5 @@
-"""Pages that write themselves: ``{public-names}`` from ``attngrad.__all__``, ``{errata}`` from a run of the errata,
-``{worked-page}`` from a trace.
+"""Pages that write themselves: ``{public-names}`` from ``attngrad.__all__`` and the bridges, ``{errata}`` from a run of
+the errata, ``{worked-page}`` from a trace.
 
 ``{guides}`` is a toctree some of whose patterns may match no page. The empty line that ends a doctest is not shown.
 """
@@ -52,7 +52,8 @@ class PublicNames(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         """The nodes."""
-        found = {name: self.value(name) for name in attngrad.__all__ if not name.startswith("_")}
+        names = [name for name in dir(attngrad) if not name.startswith("_")]
+        found = {name: self.value(name) for name in names}
         values = {name: value for name, value in found.items() if value is not None}
         modules = {name: value for name, value in values.items() if isinstance(value, ModuleType)}
         flat = {name: value for name, value in values.items() if name not in modules}
@@ -64,6 +65,8 @@ class PublicNames(SphinxDirective):
             text += [f"## attngrad.{name}\n", autodoc("automodule", f"attngrad.{name}")]
             members = [member for member in own_names(module) if getattr(module, member) not in flat.values()]
             text += [described(f"attngrad.{name}.{member}", getattr(module, member)) for member in members]
+        for name in (name for name in names if found[name] is None):
+            text.append(f"## attngrad.{name}\n\nIts package was not installed where this site was built.\n")
         return self.parse_text_to_nodes("\n".join(text), allow_section_headings=True)
 
     def value(self, name: str) -> Any:

@@ -29,6 +29,11 @@ def omega_rows(q: Matrix, k: Matrix, v: Matrix, dout: Matrix, scale: float = 1.0
     One head, ``(T, D), (S, D), (S, E), (T, E)``; dsigma(p) = diag(sigma(p)) - sigma(p) sigma(p)^T. Row i of Omega is
     the row e_i^T Lambda V^T times the Jacobian of the softmax at p_i, formed and multiplied out. It equals
     ``p o (dp - delta)``, formula (R4), which needs no Jacobian.
+
+    >>> q, k, v, dout = np.random.default_rng(0).standard_normal((4, 5, 3))
+    >>> omega = omega_rows(q, k, v, dout)
+    >>> omega.shape, np.allclose(omega.sum(-1), 0.0)
+    ((5, 5), True)
     """
     omega = np.zeros((q.shape[0], k.shape[0]), dtype=q.dtype)
     for i in range(q.shape[0]):
@@ -40,7 +45,13 @@ def omega_rows(q: Matrix, k: Matrix, v: Matrix, dout: Matrix, scale: float = 1.0
 def per_row_gradients(
     q: Matrix, k: Matrix, v: Matrix, dout: Matrix, scale: float = 1.0
 ) -> tuple[Matrix, Matrix, Matrix]:
-    """(scale Omega K, scale Omega^T Q, sum_i sigma(p_i) e_i^T Lambda): the gradient, with Omega formed once."""
+    """(scale Omega K, scale Omega^T Q, sum_i sigma(p_i) e_i^T Lambda): the gradient, with Omega formed once.
+
+    >>> from attngrad import reference
+    >>> q, k, v, dout = np.random.default_rng(0).standard_normal((4, 5, 3))
+    >>> np.allclose(per_row_gradients(q, k, v, dout), reference.vjp(q, k, v, scale=1.0)[1](dout)[:3])
+    True
+    """
     omega = omega_rows(q, k, v, dout, scale)
     dv = np.zeros_like(v)
     for i in range(q.shape[0]):
@@ -110,6 +121,13 @@ def block_trace_form(
         df/dW_h^K = gamma K^T P_h (df/dA)^T Q W_h^Q          gamma = 1/sqrt(d_head)
 
     The maximum of each block's rows is subtracted before exp: S does not change, and exp does not overflow.
+
+    >>> rng = np.random.default_rng(0)
+    >>> x, dy = rng.standard_normal((2, 5, 6))
+    >>> w_q, w_k, w_v = rng.standard_normal((3, 2, 6, 3))
+    >>> found = block_trace_form(x, x, x, w_q, w_k, w_v, rng.standard_normal((6, 6)), dy)
+    >>> found.d_w_v.shape, found.d_w_o.shape
+    ((2, 6, 3), (6, 6))
     """
     heads, _, d_head = w_q.shape
     n = key.shape[0]

@@ -53,7 +53,14 @@ OPTION_NAMES = tuple(OptionArguments.__annotations__)
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options that are not arrays: frozen and hashable. ``scale`` is resolved, never None."""
+    """The options that are not arrays: frozen and hashable. ``scale`` is resolved, never None.
+
+    >>> import numpy as np
+    >>> from attngrad import trace
+    >>> options = trace(*np.zeros((3, 2, 4)), causal=True).options
+    >>> options.scale, options.causal, options == Options(0.5, causal=True)
+    (0.5, True, True)
+    """
 
     scale: float
     causal: bool = False
@@ -68,6 +75,12 @@ class Operands(NamedTuple):
 
     ``origin`` is where the first score stands in a whole of which this is a part, (batch, head, query, key): a shard
     sees its part of the global dropout mask.
+
+    >>> import numpy as np
+    >>> from attngrad import trace
+    >>> x = trace(np.zeros((4, 2, 3)), *np.zeros((2, 2, 5, 3))).operands
+    >>> x.heads, x.group, x.scores_shape, x.offset
+    (4, 2, (4, 2, 5), 3)
     """
 
     q: Array
@@ -103,7 +116,15 @@ class Operands(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """One array per differentiable input: None for an input that was not given, else of its shape and dtype."""
+    """One array per differentiable input: None for an input that was not given, else of its shape and dtype.
+
+    >>> import numpy as np
+    >>> from attngrad import vjp
+    >>> x = np.eye(2)
+    >>> grads = vjp(x, x, x)[1](x)
+    >>> grads.q.shape, grads.bias, grads._fields
+    ((2, 2), None, ('q', 'k', 'v', 'bias', 'sinks'))
+    """
 
     q: Array
     k: Array

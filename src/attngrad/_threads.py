@@ -12,6 +12,12 @@ def set_num_threads(n: int) -> None:
     """Let the kernels use up to ``n`` threads. Results do not depend on it, bit for bit.
 
     At start it is ``ATTNGRAD_NUM_THREADS``, else the number of processors that this process may run on.
+
+    >>> before = get_num_threads()
+    >>> set_num_threads(1)
+    >>> get_num_threads()
+    1
+    >>> set_num_threads(before)
     """
     number = check_integer("set_num_threads", "n", n)
     if not 1 <= number <= 4096:

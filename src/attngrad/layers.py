@@ -31,6 +31,8 @@ from attngrad._rope import Rotation, rotation
 if TYPE_CHECKING:
     from attngrad.explain.trace import Trace
 
+__all__ = ["LayerGradients", "MultiHeadAttention"]
+
 NDArray = npt.NDArray[Any]
 
 _NAME = "MultiHeadAttention"
@@ -76,7 +78,14 @@ class _Collected:
 
 
 class LayerGradients(NamedTuple):
-    """Gradients of a layer: one an input given, the parameters by name, and those of the options bias and sinks."""
+    """Gradients of a layer: one an input given, the parameters by name, and those of the options bias and sinks.
+
+    >>> layer = MultiHeadAttention(4, 2)
+    >>> x = np.ones((3, 4), np.float32)
+    >>> grads, grads_dot = layer.hvp((x,), (x,), x)
+    >>> len(grads.inputs), sorted(grads_dot.params)
+    (1, ['w_k', 'w_o', 'w_q', 'w_v'])
+    """
 
     inputs: tuple[NDArray, ...]
     params: dict[str, NDArray]

@@ -19,6 +19,8 @@ from attngrad import _options
 from attngrad._arrays import ACCUMULATE, kind_of
 from attngrad._options import check_floating, fail, require_numpy
 
+__all__ = ["SGD", "Adam", "LossScaler", "Optimizer", "clip_by_global_norm"]
+
 NDArray = npt.NDArray[Any]
 Tree = Mapping[str, Any]
 """Names to arrays, or to such mappings."""
@@ -65,7 +67,14 @@ def _number(function: str, name: str, x: object, low: float, high: float = math.
 
 
 class Optimizer(Protocol):
-    """What ``LossScaler`` drives."""
+    """What ``LossScaler`` drives.
+
+    >>> weight = np.ones(2, np.float32)
+    >>> optimizer: Optimizer = SGD({"w": weight}, lr=0.5)
+    >>> optimizer.step({"w": np.ones(2, np.float32)})
+    >>> weight
+    array([0.5, 0.5], dtype=float32)
+    """
 
     def step(self, grads: Tree) -> None:
         """Update the parameters, in place."""

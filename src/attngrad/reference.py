@@ -136,6 +136,13 @@ def forward(x: Operands, o: Options) -> Forward:
         lse_i  = log( sum_j exp(scores_ij) + exp(sigma) )   (F3)
         p      = exp(scores - lse)                          (F4)
         out    = (p o M) v                                  (F5)
+
+    >>> import numpy as np
+    >>> q, k, v, dout = np.random.default_rng(0).standard_normal((4, 5, 3))
+    >>> x, o, _ = bind("attention", q, k, v, {"causal": True}, kernels=False)
+    >>> f = forward(x, o)
+    >>> np.allclose(f.weights.sum(-1), 1.0), np.allclose(f.out, f.weights @ v)
+    (True, True)
     """
     xp = namespace(x.q)
     k, v = per_query_head(x.k, x.group), per_query_head(x.v, x.group)
@@ -197,6 +204,13 @@ def backward(x: Operands, o: Options, f: Forward, dout: Array, dlse: Array | Non
         dk     = scale * dz^T q                          (R9)
 
     dk and dv are summed over the query heads of a group.
+
+    >>> import numpy as np
+    >>> q, k, v, dout = np.random.default_rng(0).standard_normal((4, 5, 3))
+    >>> x, o, _ = bind("vjp", q, k, v, {"causal": True}, kernels=False)
+    >>> b = backward(x, o, forward(x, o), dout)
+    >>> np.allclose(b.dscores.sum(-1), 0.0), np.allclose(b.grads.q, o.scale * b.dscores @ k)
+    (True, True)
     """
     k, v = per_query_head(x.k, x.group), per_query_head(x.v, x.group)
     q, dout = zero_blind(x.q, f.visible), zero_blind(dout, f.visible)
@@ -244,6 +258,14 @@ def forward_tangent(x: Operands, o: Options, f: Forward, t: Tangents) -> Forward
         lse_dot = rowsum(p o s_dot) + exp(sigma - lse) sigma_dot     (T3)
         p_dot   = p o (s_dot - lse_dot)                              (T4)
         out_dot = (p_dot o M) v + (p o M) v_dot                      (T5)
+
+    >>> import numpy as np
+    >>> q, k, v, dout = np.random.default_rng(0).standard_normal((4, 5, 3))
+    >>> x, o, _ = bind("jvp", q, k, v, {}, kernels=False)
+    >>> t = bind_tangents("jvp", x, (None, None, dout), None, None, kernels=False)
+    >>> f = forward(x, o)
+    >>> np.allclose(forward_tangent(x, o, f, t).out_dot, f.weights @ dout)
+    True
     """
     t = fill_zeros(x, t)
     k, v = per_query_head(x.k, x.group), per_query_head(x.v, x.group)
@@ -299,6 +321,16 @@ def backward_tangent(
         dv_dot     = (p_dot o M)^T dout + (p o M)^T dout_dot                         (H7)
         dbias_dot  = ds_dot summed as dbias                                          (H8)
         dsigma_dot = - sum_i exp(sigma - lse_i) ((sigma_dot - lse_dot_i) delta_i + delta_dot_i)   (H9)
+
+    >>> import numpy as np
+    >>> q, k, v, dout = np.random.default_rng(0).standard_normal((4, 5, 3))
+    >>> x, o, _ = bind("hvp", q, k, v, {}, kernels=False)
+    >>> t = bind_tangents("hvp", x, (None, None, None), None, None, kernels=False)
+    >>> f = forward(x, o)
+    >>> b, ft = backward(x, o, f, dout), forward_tangent(x, o, f, t)
+    >>> along = backward_tangent(x, o, f, b, ft, t, dout, dout_dot=dout)      # the gradient is linear in dout
+    >>> np.allclose(along.grads_dot.k, b.grads.k)
+    True
     """
     t = fill_zeros(x, t)
     k, v = per_query_head(x.k, x.group), per_query_head(x.v, x.group)
@@ -345,7 +377,13 @@ def attention(q: Array, k: Array, v: Array, **options: Unpack[OptionArguments]) 
 
 
 def vjp(q: Array, k: Array, v: Array, **options: Unpack[OptionArguments]) -> tuple[Any, Callable[..., Gradients]]:
-    """``attngrad.vjp``, dense, on any array: ``out, pullback``."""
+    """``attngrad.vjp``, dense, on any array: ``out, pullback``.
+
+    >>> import numpy as np
+    >>> out, pullback = vjp(*np.random.default_rng(0).standard_normal((3, 5, 2)).astype(np.longdouble))
+    >>> pullback(out).k.dtype == np.longdouble
+    True
+    """
     x, o, return_lse = bind("vjp", q, k, v, options, kernels=False)
     f = forward(x, o)
 
@@ -365,7 +403,14 @@ def jvp(
     sinks_dot: Array | None = None,
     **options: Unpack[OptionArguments],
 ) -> tuple[Any, Any]:
-    """``attngrad.jvp``, dense, on any array: ``out, out_dot``."""
+    """``attngrad.jvp``, dense, on any array: ``out, out_dot``.
+
+    >>> import numpy as np
+    >>> q, k, v, dout = np.random.default_rng(0).standard_normal((4, 5, 3))
+    >>> out, out_dot = jvp((q, k, v), (None, None, v))
+    >>> np.allclose(out_dot, out)                                             # linear in v
+    True
+    """
     x, o, return_lse = bind("jvp", *bind_primals("jvp", primals), options, kernels=False)
     t = bind_tangents("jvp", x, tangents, bias_dot, sinks_dot, kernels=False)
     f = forward(x, o)
@@ -385,7 +430,14 @@ def hvp(
     dlse_dot: Array | None = None,
     **options: Unpack[OptionArguments],
 ) -> tuple[Gradients, Gradients]:
-    """``attngrad.hvp``, dense, on any array: ``grads, grads_dot``."""
+    """``attngrad.hvp``, dense, on any array: ``grads, grads_dot``.
+
+    >>> import numpy as np
+    >>> q, k, v, dout = np.random.default_rng(0).standard_normal((4, 5, 3))
+    >>> grads, grads_dot = hvp((q, k, v), (None, None, v), dout)
+    >>> np.allclose(grads_dot.q, grads.q)                                     # linear in v
+    True
+    """
     x, o, return_lse = bind("hvp", *bind_primals("hvp", primals), options, kernels=False)
     refuse_lse("hvp", return_lse)
     t = bind_tangents("hvp", x, tangents, bias_dot, sinks_dot, kernels=False)
@@ -400,7 +452,13 @@ def hvp(
 
 
 def attention_weights(q: Array, k: Array, **options: Unpack[OptionArguments]) -> Any:
-    """``attngrad.attention_weights``, on any array: the dense A."""
+    """``attngrad.attention_weights``, on any array: the dense A.
+
+    >>> import numpy as np
+    >>> attention_weights(np.zeros((2, 1)), np.zeros((2, 1)), causal=True)
+    array([[1. , 0. ],
+           [0.5, 0.5]])
+    """
     x, o, return_lse = bind("attention_weights", q, k, k, options, kernels=False)
     f = forward(x, o)
     return (f.weights, f.lse) if return_lse else f.weights
@@ -437,6 +495,12 @@ def jacobian(q: Array, k: Array, v: Array, wrt: str = "q", **options: Unpack[Opt
         d out_ie / d v_jf       = p_ij M_ij (e == f)
         d out_ie / d bias_ij    = R_iej
         d out_ie / d sigma      = - exp(sigma - lse_i) out_ie
+
+    >>> import numpy as np
+    >>> q, k, v, dout = np.random.default_rng(0).standard_normal((4, 5, 3))
+    >>> J = jacobian(q, k, v, wrt="k")
+    >>> J.shape, np.allclose(np.einsum("ie,iejd->jd", dout, J), vjp(q, k, v)[1](dout).k)
+    ((5, 3, 5, 3), True)
     """
     x, o, return_lse = bind("jacobian", q, k, v, options, kernels=False)
     refuse_lse("jacobian", return_lse)

@@ -20,6 +20,17 @@ if TYPE_CHECKING:
     from attngrad.auditor.cases import Case
     from attngrad.auditor.report import AuditReport
 
+__all__ = [
+    "assert_attention_gradients",
+    "cases",
+    "complex_step_hvp",
+    "complex_step_jvp",
+    "complex_step_vjp",
+    "relative_error",
+    "rms_error",
+    "rounding_bound",
+]
+
 NDArray = npt.NDArray[Any]
 _STEP = 1e-30
 _INPUTS = Gradients._fields
@@ -49,7 +60,11 @@ def relative_error(actual: NDArray, expected: NDArray) -> float:
 
 
 def rms_error(actual: NDArray, expected: NDArray) -> float:
-    """sqrt(mean((actual - expected)^2)), in longdouble; infinite where either has NaN."""
+    """sqrt(mean((actual - expected)^2)), in longdouble; infinite where either has NaN.
+
+    >>> rms_error(np.array([1.0, 2.0]), np.array([1.0, 4.0])) == 2.0**0.5
+    True
+    """
     _same_shape("rms_error", actual, expected)
     if actual.size == 0:
         return 0.0
@@ -63,6 +78,11 @@ def rounding_bound(naive: NDArray, truth: NDArray, eps: float) -> float:
 
     ``naive`` is the straightforward computation in that dtype, every intermediate rounded to it; ``truth`` the
     longdouble reference. Compare with ``rms_error(actual, truth)``.
+
+    >>> truth = np.array([1.0, 3.0], np.longdouble)
+    >>> actual = truth.astype(np.float16) + np.float16(0.002)
+    >>> bool(rms_error(actual, truth) <= rounding_bound(truth.astype(np.float16), truth, eps=2.0**-10))
+    True
     """
     largest = float(np.max(np.abs(truth.astype(np.float64)))) if truth.size else 0.0
     return 2.0 * rms_error(naive, truth) + 8.0 * eps * largest
@@ -98,7 +118,14 @@ def _gather(
 def complex_step_jvp(
     q: NDArray, k: NDArray, v: NDArray, t: Tangents | tuple[Any, ...], **options: Any
 ) -> tuple[NDArray, NDArray]:
-    """``out_dot, lse_dot`` along ``t``, from the forward pass alone."""
+    """``out_dot, lse_dot`` along ``t``, from the forward pass alone.
+
+    >>> import attngrad
+    >>> q, k, v, dout = np.random.default_rng(0).standard_normal((4, 3, 2))
+    >>> out_dot, lse_dot = complex_step_jvp(q, k, v, (dout, None, None))
+    >>> relative_error(attngrad.jvp((q, k, v), (dout, None, None))[1], out_dot) < 1e-14
+    True
+    """
     inputs, rest = _gather(q, k, v, options)
     qkv, moved = _split(_perturbed(inputs, Tangents(*t)._asdict()), rest | {"return_lse": True})
     out, lse = reference.attention(*qkv, **moved)
@@ -108,7 +135,14 @@ def complex_step_jvp(
 def complex_step_vjp(
     q: NDArray, k: NDArray, v: NDArray, dout: NDArray | None, dlse: NDArray | None = None, **options: Any
 ) -> Gradients:
-    """The gradient of <dout, out> + <dlse, lse>, coordinate by coordinate, from the forward pass alone."""
+    """The gradient of <dout, out> + <dlse, lse>, coordinate by coordinate, from the forward pass alone.
+
+    >>> import attngrad
+    >>> q, k, v, dout = np.random.default_rng(0).standard_normal((4, 3, 2))
+    >>> expected = complex_step_vjp(q, k, v, dout, causal=True)
+    >>> relative_error(attngrad.vjp(q, k, v, causal=True)[1](dout).k, expected.k) < 1e-14
+    True
+    """
     inputs, rest = _gather(q, k, v, options)
     found: dict[str, NDArray] = {}
     for name, x in inputs.items():
@@ -137,7 +171,15 @@ def complex_step_hvp(
     dlse_dot: NDArray | None = None,
     **options: Any,
 ) -> Gradients:
-    """``grads_dot`` along ``t``, dout_dot and dlse_dot, from the backward pass of the reference."""
+    """``grads_dot`` along ``t``, dout_dot and dlse_dot, from the backward pass of the reference.
+
+    >>> import attngrad
+    >>> q, k, v, dout = np.random.default_rng(0).standard_normal((4, 3, 2))
+    >>> expected = complex_step_hvp(q, k, v, (dout, None, None), dout)
+    >>> _, grads_dot = attngrad.hvp((q, k, v), (dout, None, None), dout)
+    >>> relative_error(grads_dot.k, expected.k) < 1e-14
+    True
+    """
     inputs, rest = _gather(q, k, v, options)
     qkv, moved = _split(_perturbed(inputs, Tangents(*t)._asdict()), rest)
     cotangents = _perturbed({"dout": dout}, {"dout": dout_dot})

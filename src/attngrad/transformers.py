@@ -42,7 +42,10 @@ _UNSERVED = {
 
 
 def register(name: str = "attngrad") -> None:
-    """Make ``attn_implementation=name`` known to Transformers. Calling it again is harmless."""
+    """Make ``attn_implementation=name`` known to Transformers. Calling it again is harmless.
+
+    >>> register("attngrad")
+    """
     AttentionInterface.register(name, attention_forward)
     # Boolean masks; None where is_causal says it all.
     AttentionMaskInterface.register(name, sdpa_mask)
@@ -76,6 +79,11 @@ def attention_forward(
 
     Returns:
         out ``(B, T, Hq, E)``, and the weights ``(B, Hq, T, S)`` where ``output_attentions`` asks for them.
+
+    >>> x = torch.randn(1, 2, 5, 4)
+    >>> out, weights = attention_forward(torch.nn.Identity(), x, x, x, None)
+    >>> out.shape, weights
+    (torch.Size([1, 5, 2, 4]), None)
     """
     for name, what in _UNSERVED.items():
         if kwargs.get(name) is not None:

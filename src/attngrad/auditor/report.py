@@ -103,7 +103,13 @@ class Heat:
 
 @dataclass(frozen=True)
 class AuditReport:
-    """What an audit found: ``ok``, ``mistakes`` (ids), ``findings``; ``str(report)``, ``to_json()``, ``to_html()``."""
+    """What an audit found: ``ok``, ``mistakes`` (ids), ``findings``; ``str(report)``, ``to_json()``, ``to_html()``.
+
+    >>> import attngrad
+    >>> report = attngrad.audit(lambda q, k, v, dout: {"out": attngrad.attention(q, k, v)}, effort="quick")
+    >>> report.ok, report.mistakes, report.exit_code
+    (True, (), 0)
+    """
 
     candidate: str
     status: str

@@ -72,6 +72,13 @@ def ring_attention(
     Raises:
         TypeError, ValueError: the same on every rank, where arguments are wrong or differ between ranks.
         RingError: a rank is gone or has not answered in time.
+
+    >>> import torch.distributed as dist
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)     # under torchrun: "gloo" alone
+    >>> q, k, v = torch.randn(3, 2, 8, 4)
+    >>> ring_attention(q, k, v, causal=True).shape
+    torch.Size([2, 8, 4])
+    >>> dist.destroy_process_group()
     """
     group = find_group(NAME, group)
     local, seconds, record = None, TIMEOUT, {}

@@ -9,7 +9,12 @@ from attngrad.distributed._travel import TILE, pieces
 
 
 class Plan(NamedTuple):
-    """Bytes and seconds of one rank; a step is the keys of one rank, all pieces. ``time`` is forward and backward."""
+    """Bytes and seconds of one rank; a step is the keys of one rank, all pieces. ``time`` is forward and backward.
+
+    >>> found = plan(1_000_000, 8, heads=32, dim=128, bandwidth=1e9, flops=1e12)
+    >>> found.tokens, found.bound
+    (125000, 'compute')
+    """
 
     tokens: int
     """n / ranks, rounded up."""

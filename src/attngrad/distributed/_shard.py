@@ -57,6 +57,12 @@ def unshard(x: Tensor, *, group: Any = None, layout: str = "zigzag", dim: int = 
     """The whole sequence, on every rank, from what each rank holds; without gradient. All ranks call it together.
 
     The inverse of ``shard`` with the same ``layout`` and ``dim``, whatever the lengths: each rank's own are exchanged.
+
+    >>> import torch.distributed as dist
+    >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)     # under torchrun: "gloo" alone
+    >>> unshard(shard(torch.arange(7), dim=-1), dim=-1)
+    tensor([0, 1, 2, 3, 4, 5, 6])
+    >>> dist.destroy_process_group()
     """
     group = find_group("unshard", group)
     seconds = check_timeout("unshard", timeout)

@@ -36,6 +36,10 @@ class RingError(RuntimeError):
     """A peer is gone, has stalled, or has failed: ``rank`` of the group, while this one was at ``step``.
 
     Step 0 is the exchange of shapes and options; then come the steps of the ring, from 1. The group is of no use after.
+
+    >>> error = RingError("rank 3 is gone.", rank=3, step=2)
+    >>> error.rank, error.step, str(error)
+    (3, 2, 'rank 3 is gone.')
     """
 
     def __init__(self, message: str, rank: int, step: int) -> None:

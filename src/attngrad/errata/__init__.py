@@ -48,17 +48,30 @@ _ENTRIES = (
 
 
 def entries() -> tuple[Entry, ...]:
-    """Every claim of the four documents, by id; the ids are stable, and later ones may stand earlier in a document."""
+    """Every claim of the four documents, by id; the ids are stable, and later ones may stand earlier in a document.
+
+    >>> entries()[0].id, entries()[-1].document
+    ('000-1', '003')
+    """
     return _ENTRIES
 
 
 def check(entry: Entry, seed: int = 0) -> Result:
-    """Judge one entry, on inputs drawn from ``seed``."""
+    """Judge one entry, on inputs drawn from ``seed``.
+
+    >>> check(entries()[0]).holds
+    True
+    """
     return Result(entry, *entry.check(Cases(seed)))
 
 
 def run(document: str | None = None, seed: int = 0) -> tuple[Result, ...]:
-    """Judge every claim, or those of one document, on inputs drawn from ``seed``."""
+    """Judge every claim, or those of one document, on inputs drawn from ``seed``.
+
+    >>> results = run("000")
+    >>> len(results), sum(not r.holds for r in results)
+    (7, 5)
+    """
     if document is not None and document not in DOCUMENTS:
         raise ValueError(f"run: document must be None or one of {', '.join(DOCUMENTS)}; got {document!r}.")
     cases = Cases(seed)

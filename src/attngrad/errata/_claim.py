@@ -29,7 +29,13 @@ FAULTS = (AttributeError, NameError, TypeError, ValueError)
 
 
 class Cases:
-    """The cases of one run, each made once, from one seed."""
+    """The cases of one run, each made once, from one seed.
+
+    >>> cases = Cases(seed=0)
+    >>> one = cases.get(lambda sizes, rng: rng.standard_normal(2), AWKWARD)
+    >>> one.shape
+    (2,)
+    """
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -47,6 +53,11 @@ class Finding(NamedTuple):
     """What a check found. An error is None where there is no number: it raises, or has another shape.
 
     ``evidence`` is the same in every run from one seed; ``timing`` is what the clock said this time, if it was asked.
+
+    >>> from attngrad import errata
+    >>> finding = errata.entries()[0].check(errata.Cases(0))
+    >>> finding.holds, finding.error < errata.TOLERANCE
+    (True, True)
     """
 
     holds: bool
@@ -58,7 +69,13 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True)
 class Entry:
-    """One statement of a document: what it says, what is wrong with it, the right form, and the check of both."""
+    """One statement of a document: what it says, what is wrong with it, the right form, and the check of both.
+
+    >>> from attngrad import errata
+    >>> [entry] = [e for e in errata.entries() if e.id == "001-8"]
+    >>> entry.document, entry.says, entry.correct
+    ('001', 'dK = Q^T dS / sqrt(d)', 'dK = dS^T Q / sqrt(d)')
+    """
 
     id: str
     document: str
@@ -72,7 +89,13 @@ class Entry:
 
 @dataclass(frozen=True)
 class Result:
-    """An entry and what its check found; errors are relative to the largest entry of the truth."""
+    """An entry and what its check found; errors are relative to the largest entry of the truth.
+
+    >>> from attngrad import errata
+    >>> result = errata.run("000")[0]
+    >>> result.entry.id, result.holds
+    ('000-1', True)
+    """
 
     entry: Entry
     holds: bool
@@ -98,7 +121,11 @@ def entry(
 
 @dataclass(frozen=True)
 class Reading(Generic[C]):
-    """A kinder reading of a claim that fails as it stands: how it is read, what that computes, what it should be."""
+    """A kinder reading of a claim that fails as it stands: how it is read, what that computes, what it should be.
+
+    >>> print(Reading("twice the case", lambda x: x + x, lambda x: 2.0 * x)(np.ones(3)))
+    holds if read as twice the case [0]
+    """
 
     how: str
     value: Callable[[C], Value]
@@ -122,6 +149,11 @@ class Claim(Generic[C]):
 
     Judged at awkward sizes. A claim that raises there, or gives another shape, is wrong; it is then tried where all
     sizes agree, so that its error has a figure if it can have one.
+
+    >>> claim = Claim(lambda sizes, rng: rng.standard_normal(3), lambda x: x * x, lambda x: 2 * x, lambda x: x + x)
+    >>> finding = claim(Cases(seed=0))
+    >>> finding.holds, finding.corrected_error
+    (False, 0.0)
     """
 
     case: MakeCase[C]

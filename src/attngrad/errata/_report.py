@@ -23,7 +23,12 @@ DOCUMENTS = {
 
 
 def summary(results: Sequence[Result]) -> str:
-    """One line: how many claims hold, how many are wrong, and how well the corrected forms do."""
+    """One line: how many claims hold, how many are wrong, and how well the corrected forms do.
+
+    >>> from attngrad import errata
+    >>> summary(errata.run("000")).partition(";")[0]
+    '7 claims: 2 hold, 5 are wrong'
+    """
     wrong = [r for r in results if not r.holds]
     right = len(results) - len(wrong)
     line = (
@@ -43,6 +48,10 @@ def to_json(results: Sequence[Result]) -> str:
     """The findings as a JSON object: documents, claims, summary. An error without a number is null.
 
     Timings are left out, so that one seed gives the same text in every run.
+
+    >>> from attngrad import errata
+    >>> json.loads(to_json(errata.run("000")))["summary"]["wrong"]
+    5
     """
     claims = [
         {
@@ -77,7 +86,12 @@ LEGEND = (
 
 
 def render(results: Sequence[Result], console: Console) -> None:
-    """Print the findings: a heading a document, a block a claim, the summary last."""
+    """Print the findings: a heading a document, a block a claim, the summary last.
+
+    >>> from rich.console import Console
+    >>> from attngrad import errata
+    >>> render(errata.run("003")[:1], Console(width=60, quiet=True))
+    """
     from rich.rule import Rule
     from rich.text import Text
 

@@ -84,6 +84,11 @@ class Trace(Mapping[str, Step]):
     ``invariants`` are what must hold, each checked, and ``holds`` whether all do; ``explain`` expands one entry into
     its sum; ``finite_difference`` checks one against the forward pass. Renderings: ``print`` (terminal), ``to_latex``,
     ``to_json`` (and ``Trace.from_json``), ``to_html`` (a page), ``save`` (any of them, by the suffix of the file).
+
+    >>> import numpy as np
+    >>> t = trace(*np.eye(4)[:, None].repeat(2, 1), causal=True)
+    >>> t["dS"].formula, t["dS"].inputs, t.holds
+    ('A o (dA - delta)', ('A', 'dA', 'delta'), True)
     """
 
     def __init__(

@@ -25,6 +25,11 @@ class FormulaReport:
     ``formula`` is the text as it was understood, ``shapes`` the same with the shape of each part under it;
     ``corrected`` is a formula that holds (None where the one given does, or where none was found); ``error`` and
     ``corrected_error`` say how far the sides are apart; ``mistakes`` are short ids, ``why`` says it in words.
+
+    >>> from attngrad import audit_formula
+    >>> report = audit_formula("dK = dS @ Q / sqrt(d_k)")
+    >>> report.ok, report.corrected
+    (False, 'dK = dS.T @ Q / sqrt(d_k)')
     """
 
     text: str
