@@ -1,8 +1,12 @@
 """The command attngrad audit: exit status, limits, and what it prints."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -63,6 +67,27 @@ def threads(q, k, v, dout):
 def eats(q, k, v, dout):
     return np.ones(1 << 36)
 
+def hoards(q, k, v, dout):
+    hoard = []
+    while True:
+        hoard.append(np.empty(1 << 22))
+
+def holds(q, k, v, dout):
+    import itertools
+    return sum(itertools.repeat(0))  # never gives the lock of the interpreter back
+
+def babbles(q, k, v, dout):
+    import os, sys
+    os.write(int(sys.argv[1]), b"no JSON\\n")
+    return np.softmax(q)
+
+def forks(q, k, v, dout):
+    import os, pathlib, subprocess, time
+    other = subprocess.Popen(["sleep", "600"])
+    pathlib.Path("pids").write_text(f"{os.getpid()} {other.pid}")
+    while True:
+        time.sleep(0.01)
+
 class Layer:
     def __init__(self, d_model, num_heads):
         raise RuntimeError("not today")
@@ -107,6 +132,13 @@ def test_a_wrong_candidate_exits_1_and_writes_both_files(file, tmp_path):
         ("closes", "closed the descriptors of its process", ()),
         ("breaks_numpy", "the auditor failed: TypeError: 'NoneType' object is not callable", ()),
         ("eats", "MemoryError", ("--memory", "1")),
+        (
+            "hoards",
+            "It wanted more than the 0.5 GB of memory that it may take",
+            ("--memory", "0.5", "--time-limit", "60"),
+        ),
+        ("babbles", "it wrote into the channel that its report comes through", ()),
+        ("scribbles", "it wrote into the channel that its report comes through", ()),
         ("absent", "has no 'absent'", ()),
         ("Layer", "not today", ()),
     ],
@@ -118,11 +150,64 @@ def test_what_cannot_be_audited_exits_2_without_our_traceback(file, name, words,
     assert "auditor/" not in result.output
 
 
-@pytest.mark.parametrize("name", ["threads", "scribbles"])
-def test_threads_left_behind_and_scribbles_on_descriptors_do_no_harm(file, name):
-    result = audit(file, name)
+def test_threads_left_behind_do_no_harm(file):
+    result = audit(file, "threads")
     assert result.exit_code == 0, result.output
     assert "RIGHT" in result.output
+
+
+def test_a_module_that_eats_memory_when_it_is_imported_is_limited_too(tmp_path):
+    path = tmp_path / "greedy.py"
+    path.write_text("hoard = []\nwhile True:\n    hoard.append(bytes(1 << 25))\n")
+    result = audit(path, "f", "--memory", "0.5")
+    assert result.exit_code == 2, result.output
+    assert "cannot be imported: MemoryError" in " ".join(result.output.split())
+
+
+def test_a_candidate_that_gives_no_sign_is_ended(file, monkeypatch):
+    monkeypatch.setattr("attngrad.auditor.cli.patience", lambda time_limit, effort: 6.0)
+    result = audit(file, "holds", "--time-limit", "0.1")
+    assert result.exit_code == 2, result.output
+    assert "it was ended after 6 s without a sign" in " ".join(result.output.split())
+
+
+def alive(pid):
+    """Whether a process runs; one that is dead and not yet collected does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_for(condition, seconds=60.0):
+    end = time.monotonic() + seconds
+    while not (found := condition()) and time.monotonic() < end:
+        time.sleep(0.05)
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_nothing_that_a_candidate_starts_stays_behind(file, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = audit(file, "forks", "--time-limit", "0.5")
+    assert result.exit_code == 2, result.output
+    pids = (tmp_path / "pids").read_text().split()
+    assert len(pids) == 2
+    assert wait_for(lambda: not any(map(alive, pids)))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+def test_the_candidate_ends_with_the_command_even_where_that_is_killed(file, tmp_path):
+    command = [sys.executable, "-m", "attngrad", "audit", f"{file}:forks", "--time-limit", "1000"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # noqa: S603
+    pids = wait_for(lambda: (tmp_path / "pids").exists() and (tmp_path / "pids").read_text().split())
+    process.kill()
+    process.wait()
+    child, grandchild = pids
+    try:
+        assert wait_for(lambda: not alive(child))
+    finally:
+        os.kill(int(grandchild), signal.SIGKILL)  # nobody is left to end it: SECURITY.md says so
 
 
 def test_a_bad_path_and_a_bad_option_are_told(file, tmp_path):

@@ -15,7 +15,10 @@ import os
 import sys
 import traceback
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from attngrad.auditor.report import AuditReport
 
 from attngrad.auditor.candidate import error_text
 from attngrad.auditor.cli import CLOSED
@@ -59,17 +62,30 @@ def load(target: str) -> Any:
     return found
 
 
-def limit_memory(gigabytes: float) -> None:
-    """Allow so much beyond what is in use now."""
+def die_with_parent() -> None:
+    """Ask the system to end this process when the one that started it is gone, however that came about (Linux)."""
+    if sys.platform == "linux":
+        import ctypes
+        import signal
+
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def limit_memory(gigabytes: float) -> bool:
+    """Allow so much beyond what is in use now, and no core file; False where the system has no such limit."""
     import resource
 
-    with open("/proc/self/statm") as file:
-        used = int(file.read().split()[0]) * resource.getpagesize()
-    limit = used + int(gigabytes * 2**30)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    try:
+        pages = Path("/proc/self/statm").read_text().split()[0]
+    except OSError:
+        return False
+    limit = int(pages) * resource.getpagesize() + int(gigabytes * 2**30)
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     if hard != resource.RLIM_INFINITY:
         limit = min(limit, hard)
     resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    return True
 
 
 def _theirs(error: BaseException) -> str:
@@ -82,8 +98,10 @@ def _theirs(error: BaseException) -> str:
 
 
 def main() -> None:
-    """Load, limit, audit, report."""
+    """Limit, load, limit anew, audit, report."""
+    die_with_parent()
     job = json.load(sys.stdin)
+    limited = limit_memory(job["memory"])
     channel = os.fdopen(int(sys.argv[1]), "w")
 
     def send(**message: Any) -> None:
@@ -109,7 +127,22 @@ def main() -> None:
         told = isinstance(error, ImportError) or str(error).startswith("audit:")  # meant for the user as it is
         send(failed=str(error) if told else _broken(error), traceback="")
         return
-    send(report=report.to_json())
+    send(report=_with_limits(report, job["memory"], limited).to_json())
+
+
+def _with_limits(report: AuditReport, gigabytes: float, limited: bool) -> AuditReport:
+    """The report, with what is to be said of the limit on memory."""
+    from dataclasses import replace
+
+    from attngrad.auditor.report import Finding
+
+    told = ""
+    if not limited:
+        told = "Its memory was not limited: this system has no such limit."
+    elif any("MemoryError" in finding.text for finding in report.findings):
+        told = f"It wanted more than the {gigabytes:g} GB of memory that it may take; --memory allows more."
+    note = (Finding("memory", told, fault=False),) if told else ()
+    return replace(report, findings=report.findings + note)
 
 
 def _broken(error: Exception) -> str:

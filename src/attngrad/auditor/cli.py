@@ -165,7 +165,7 @@ def run_in_child(job: dict[str, Any]) -> AuditReport:
     from attngrad.auditor.report import AuditReport, Finding
 
     reading, writing = os.pipe()
-    silence = 30.0 + 3.0 * job["keywords"]["time_limit"] + (90.0 if job["keywords"]["effort"] == "full" else 30.0)
+    silence = patience(job["keywords"]["time_limit"], job["keywords"]["effort"])
     said = tempfile.TemporaryFile()  # noqa: SIM115 - a file, which a candidate cannot fill up as it could a pipe
     process = subprocess.Popen(  # noqa: S603
         [sys.executable, "-m", "attngrad.auditor.child", str(writing)],
@@ -174,6 +174,7 @@ def run_in_child(job: dict[str, Any]) -> AuditReport:
         stderr=said,
         pass_fds=(writing,),
         text=True,
+        start_new_session=True,  # so that what it starts can be ended with it
     )
     os.close(writing)
     assert process.stdin is not None  # noqa: S101
@@ -194,7 +195,7 @@ def run_in_child(job: dict[str, Any]) -> AuditReport:
     finally:
         os.close(reading)
         status = _end(process)
-        said.seek(max(0, os.fstat(said.fileno()).st_size - 4000))
+        said.seek(max(0, said.seek(0, os.SEEK_END) - 4000))
         last_words = said.read().decode(errors="replace")
         said.close()
     if "report" in outcome:
@@ -208,15 +209,27 @@ def run_in_child(job: dict[str, Any]) -> AuditReport:
     return AuditReport(name, "not audited", findings=(Finding("exit", told),), traceback=last_words)
 
 
+def patience(time_limit: float, effort: str) -> float:
+    """Seconds without a sign after which a process is ended: imports and single calls stay well below.
+
+    >>> patience(10.0, "default")
+    90.0
+    """
+    return 30.0 + 3.0 * time_limit + (90.0 if effort == "full" else 30.0)
+
+
 def _end(process: subprocess.Popen[str]) -> int:
-    """The exit status of a process that is at its end, or is now."""
+    """The exit status of a process that is at its end, or is now; nothing that it started stays behind."""
+    import contextlib
+    import os
+    import signal
     import subprocess
 
-    try:
-        return process.wait(1.0)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        return process.wait(10.0)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(1.0)
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # nobody is left
+        os.killpg(process.pid, signal.SIGKILL)
+    return process.wait(10.0)
 
 
 def _ending(status: int) -> str:
@@ -231,7 +244,6 @@ def _ending(status: int) -> str:
 
 def _messages(reading: int, silence: float) -> Any:
     """The lines of JSON that come through, until they end or none comes for too long."""
-    import contextlib
     import json
     import os
     import select
@@ -248,9 +260,10 @@ def _messages(reading: int, silence: float) -> Any:
         pending += chunk
         *lines, pending = pending.split(b"\n")
         for line in lines:
-            with contextlib.suppress(
-                ValueError
-            ):  # what a candidate may have written to a descriptor that is not its own
+            try:
                 message = json.loads(line)
-                if isinstance(message, dict):
-                    yield message
+            except ValueError:
+                message = None
+            if not isinstance(message, dict):
+                message = {"failed": "it wrote into the channel that its report comes through.", "traceback": ""}
+            yield message
