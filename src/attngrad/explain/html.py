@@ -53,7 +53,7 @@ def page(trace: Trace, *, head: int = 0, batch: int = 0, title: str = "") -> str
     style = "\n" + _file("style.css")
     script = '\n"use strict";\n(() => {\n' + "\n".join(_file(f"{name}.js") for name in SCRIPTS) + "\n})();\n"
     policy = (
-        f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; img-src data:; "
+        f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; "
         "base-uri 'none'; form-action 'none'"
     )
     parts = {
