@@ -3,13 +3,16 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <unistd.h>
 
 #include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
+#include <cstring>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "buffers.hpp"
@@ -230,6 +233,167 @@ void backward_tangent(const Call& call, const Directions& directions, Array dout
     run([&](const Kernels& kernels, Team& team) { kernels.backward_tangent(call.p, directions.t, g, team); });
 }
 
+// --- tensors by address --------------------------------------------------------------------------------------------------
+// For a small problem, arrays made of a framework's tensors cost more than the pass. So these read what `data_ptr()`,
+// `shape` and `stride()` of a tensor say, and take the addresses of contiguous results as numbers.
+
+struct Tensor {
+    Rows rows;
+    std::array<std::int64_t, 4> shape{};
+    bool batched = false;
+
+    // Whether x has three or four axes, none empty, with features contiguous.
+    bool read(nb::handle x) {
+        const nb::tuple sizes(x.attr("shape")), strides(x.attr("stride")());
+        batched = sizes.size() == 4;
+        if (!batched && sizes.size() != 3) return false;
+        shape[0] = 1;
+        std::int64_t step[4] = {};
+        for (int i = batched ? 0 : 1, from = 0; i < 4; ++i, ++from) {
+            shape[i] = nb::cast<std::int64_t>(sizes[from]);
+            step[i] = nb::cast<std::int64_t>(strides[from]);
+        }
+        rows = {reinterpret_cast<const void*>(nb::cast<std::uintptr_t>(x.attr("data_ptr")())), step[0], step[1], step[2]};
+        return rows.data && shape[0] * shape[1] * shape[2] * shape[3] > 0 && (shape[3] == 1 || step[3] == 1);
+    }
+};
+
+// The options that are numbers.
+using Numbers = std::tuple<double, double, bool, std::int64_t, std::int64_t>;
+
+// q, k and v with the default offset; false where they are not plainly fit for one another.
+struct PlainProblem {
+    Problem p;
+    bool batched = false;
+    std::vector<std::int64_t> offsets;
+
+    bool read(int type, nb::handle q, nb::handle k, nb::handle v, const Numbers& numbers) {
+        Tensor x, y, z;
+        if (!x.read(q) || !y.read(k) || !z.read(v)) return false;
+        if (x.batched != y.batched || x.batched != z.batched) return false;
+        const bool fit = y.shape[0] == x.shape[0] && z.shape[0] == x.shape[0] && z.shape[1] == y.shape[1] &&
+                         x.shape[1] % y.shape[1] == 0 && z.shape[2] == y.shape[2] && y.shape[3] == x.shape[3];
+        if (!fit) return false;
+        batched = x.batched;
+        p.type = static_cast<Type>(type);
+        std::tie(p.B, p.Hq, p.T, p.D) = std::tie(x.shape[0], x.shape[1], x.shape[2], x.shape[3]);
+        std::tie(p.Hk, p.S, p.E) = std::tie(y.shape[1], y.shape[2], z.shape[3]);
+        std::tie(p.q, p.k, p.v) = std::tie(x.rows, y.rows, z.rows);
+        std::tie(p.scale, p.softcap, p.causal, p.left, p.right) = numbers;
+        if (p.banded()) {
+            offsets.assign(p.B, p.S - p.T);
+            p.offset = offsets.data();
+        }
+        return true;
+    }
+    std::int64_t rows() const { return p.B * p.Hq * p.T; }
+    std::size_t number() const { return p.type == Type::f64 ? 8 : 4; }  // bytes of the compute type
+};
+
+// Memory for one call; large blocks come from the shelf of results, small ones are not worth its lock.
+class Memory {
+public:
+    explicit Memory(std::size_t bytes) {
+        if (bytes >= std::size_t{1} << 16) block_ = take_buffer(bytes);
+        else small_.resize(bytes);
+    }
+    ~Memory() {
+        if (block_.data) give_buffer(block_);
+    }
+    Memory(const Memory&) = delete;
+    char* data() { return block_.data ? static_cast<char*>(block_.data) : small_.data(); }
+
+private:
+    Buffer block_{nullptr, 0};
+    std::vector<char> small_;
+};
+
+// What a plain forward pass leaves for its backward pass, one after the other: out, top and inverse in the compute type.
+struct PlainSaved {
+    std::array<std::int64_t, 4> shape;  // of out
+    bool batched;                       // or the first axis is not there
+    std::size_t number, rows;
+    Memory memory;
+
+    explicit PlainSaved(const PlainProblem& x)
+        : shape{x.p.B, x.p.Hq, x.p.T, x.p.E},
+          batched(x.batched),
+          number(x.number()),
+          rows(static_cast<std::size_t>(x.rows())),
+          memory(number * rows * static_cast<std::size_t>(x.p.E + 2)) {}
+
+    char* out() { return memory.data(); }
+    char* top() { return out() + number * rows * static_cast<std::size_t>(shape[3]); }
+    char* inverse() { return top() + number * rows; }
+};
+
+// It travels as a capsule: an instance of a class that is alive when Python exits, as one on a graph may be, would have
+// nanobind speak of leaks.
+nb::capsule enclose(PlainSaved* s) {
+    return {s, "attngrad.PlainSaved", [](void* p) noexcept { delete static_cast<PlainSaved*>(p); }};
+}
+
+// Copies of the three, for a pass that takes arrays.
+nb::tuple plain_parts(const nb::capsule& saved) {
+    auto& s = *static_cast<PlainSaved*>(saved.data("attngrad.PlainSaved"));
+    const std::size_t first = s.batched ? 0 : 1;
+    const auto array = [&](char* from, std::size_t end) {
+        std::size_t size[4], ndim = 0, bytes = s.number;
+        for (std::size_t i = first; i < end; ++i) bytes *= size[ndim++] = static_cast<std::size_t>(s.shape[i]);
+        auto* memory = new Memory(bytes);
+        std::memcpy(memory->data(), from, bytes);
+        nb::capsule owner(memory, [](void* p) noexcept { delete static_cast<Memory*>(p); });
+        const nb::dlpack::dtype type = s.number == 8 ? nb::dtype<double>() : nb::dtype<float>();
+        return nb::cast(nb::ndarray<nb::numpy>(memory->data(), ndim, size, owner, nullptr, type));
+    };
+    return nb::make_tuple(array(s.out(), 4), array(s.top(), 3), array(s.inverse(), 3));
+}
+
+void* at(std::uintptr_t address) { return reinterpret_cast<void*>(address); }
+
+// What was saved, or None where it was not to be; False where the tensors are not plainly fit.
+nb::object plain_forward(int type, nb::handle q, nb::handle k, nb::handle v, const Numbers& numbers, std::uintptr_t out,
+                         std::uintptr_t lse, bool save) {
+    PlainProblem x;
+    if (!x.read(type, q, k, v, numbers)) return nb::bool_(false);
+    ForwardResult r{at(out), nullptr, at(lse), nullptr, nullptr};
+    nb::object saved = nb::none();
+    if (save) {
+        auto* s = new PlainSaved(x);
+        saved = enclose(s);
+        r = {at(out), s->out(), at(lse), s->top(), s->inverse()};
+    }
+    run([&](const Kernels& kernels, Team& team) { kernels.forward(x.p, r, team); });
+    return saved;
+}
+
+// dlse, dq, dk and dv are contiguous; false where the tensors are not those of the forward pass.
+bool plain_backward(const nb::capsule& saved, int type, nb::handle q, nb::handle k, nb::handle v, const Numbers& numbers,
+                    nb::handle dout, std::uintptr_t dlse, std::uintptr_t dq, std::uintptr_t dk, std::uintptr_t dv) {
+    auto& s = *static_cast<PlainSaved*>(saved.data("attngrad.PlainSaved"));
+    PlainProblem x;
+    Tensor d;
+    if (!x.read(type, q, k, v, numbers) || s.shape != std::array{x.p.B, x.p.Hq, x.p.T, x.p.E} || s.batched != x.batched)
+        return false;
+    if (!dout.is_none() && !(d.read(dout) && d.shape == s.shape)) return false;
+    const bool narrow = x.p.type == Type::f16 || x.p.type == Type::bf16;  // then the sums over queries are rounded last
+    const std::int64_t keys = x.p.B * x.p.Hk * x.p.S;
+    Memory delta(x.number() * static_cast<std::size_t>(x.rows()));
+    Memory wide(narrow ? sizeof(float) * static_cast<std::size_t>(keys * (x.p.D + x.p.E)) : 0);
+    BackwardProblem g{d.rows, at(dlse), s.out(), s.top(), s.inverse(), at(dq), at(dk), at(dv), delta.data(), {}, false};
+    if (narrow) {
+        g.dk = wide.data();
+        g.dv = wide.data() + sizeof(float) * static_cast<std::size_t>(keys * x.p.D);
+    }
+    run([&](const Kernels& kernels, Team& team) {
+        kernels.backward(x.p, g, team);
+        if (!narrow) return;
+        kernels.narrow(x.p.type, g.dk, at(dk), keys * x.p.D, team);
+        kernels.narrow(x.p.type, g.dv, at(dv), keys * x.p.E, team);
+    });
+    return true;
+}
+
 void narrow(int type, Array in, Output out) {
     run([&](const Kernels& kernels, Team& team) { kernels.narrow(static_cast<Type>(type), in.data(), out.data(), in.size(), team); });
 }
@@ -303,6 +467,11 @@ NB_MODULE(_native, m) {
     m.def("get_num_threads", [] { return g_threads.load(); });
     m.def("buffer", &buffer, nb::arg("bytes"));
     m.def("narrow", &narrow, nb::arg("kind"), nb::arg("wide").noconvert(), nb::arg("out").noconvert());
+    m.def("plain_forward", &plain_forward, nb::arg("kind"), nb::arg("q"), nb::arg("k"), nb::arg("v"), nb::arg("numbers"),
+          nb::arg("out"), nb::arg("lse"), nb::arg("save"));
+    m.def("plain_parts", &plain_parts, nb::arg("saved"));
+    m.def("plain_backward", &plain_backward, nb::arg("saved"), nb::arg("kind"), nb::arg("q"), nb::arg("k"), nb::arg("v"),
+          nb::arg("numbers"), nb::arg("dout").none(), nb::arg("dlse"), nb::arg("dq"), nb::arg("dk"), nb::arg("dv"));
     m.def("fma_rate", &fma_rate, nb::arg("f64"), nb::arg("rounds"));
     m.def("read_rate", &read_rate, nb::arg("data").noconvert());
     m.def("keep_mask", &keep_mask, nb::arg("out").noconvert(), nb::arg("seed"), nb::arg("threshold"), nb::arg("b0"),

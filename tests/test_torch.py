@@ -12,6 +12,7 @@ import attngrad.torch as bridge
 import torch_dense
 from attngrad import _kernels
 from attngrad.testing import relative_error, rms_error, rounding_bound
+from attngrad.torch import _plain
 from cases import EVERYTHING, SHAPES, SINGLES, Case, Shape, label, make
 
 SMALL = Shape((2,), 2, 1, 2, 3, 2, 1)
@@ -77,15 +78,17 @@ def test_gradgradcheck_with_forward_over_reverse_and_batched_gradients(names):
     assert gradgradcheck(function, inputs, check_fwd_over_rev=True, check_batched_grad=True)
 
 
-def test_gradcheck_notices_a_wrong_gradient(monkeypatch):
-    right = _kernels.backward
+@pytest.mark.parametrize("names", [(), ("mask",)], ids=label)
+def test_gradcheck_notices_a_wrong_gradient(names, monkeypatch):
+    right, plain = _kernels.backward, _plain._backward
 
     def wrong(*args):
         grads = right(*args)
         return grads._replace(q=grads.q * 1.01)
 
     monkeypatch.setattr(_kernels, "backward", wrong)
-    function, inputs = problem(make((), SMALL))
+    monkeypatch.setattr(_plain, "_backward", lambda *args: (plain(*args)[0] * 1.01, *plain(*args)[1:]))
+    function, inputs = problem(make(names, SMALL))
     assert not gradcheck(function, inputs, raise_exception=False)
 
 
@@ -335,7 +338,7 @@ def test_nothing_is_copied_in_or_out(monkeypatch):
     for dtype in (torch.float32, torch.bfloat16):
         packed = torch.randn(2, 5, 3, 2, 8).to(dtype)  # (batch, tokens, q k v, heads, features)
         q, k, v = (packed[:, :, i].transpose(1, 2) for i in range(3))
-        out = bridge.attention(q, k, v)
+        out = bridge.attention(q, k, v, mask=torch.ones(5, 5, dtype=torch.bool))
         x, (array, _) = seen[-1]
         assert [a.ctypes.data for a in (x.q, x.k, x.v)] == [t.data_ptr() for t in (q, k, v)]
         assert out.data_ptr() == array.ctypes.data
@@ -418,12 +421,14 @@ def test_forward_ad_with_dual_tensors():
 
 def test_no_grad_and_detached_inputs_save_nothing(monkeypatch):
     monkeypatch.setattr(_kernels, "forward_saving", None)
+    monkeypatch.setattr(_plain, "_apply", None)
     q = torch.randn(2, 3, 4, requires_grad=True)
-    with torch.no_grad():
-        assert not bridge.attention(q, q, q).requires_grad
-    with torch.inference_mode():
-        bridge.attention(q, q, q)
-    bridge.attention(q.detach(), q.detach(), q.detach())
+    for options in ({}, {"mask": torch.ones(3, 3, dtype=torch.bool)}):
+        with torch.no_grad():
+            assert not bridge.attention(q, q, q, **options).requires_grad
+        with torch.inference_mode():
+            bridge.attention(q, q, q, **options)
+        bridge.attention(q.detach(), q.detach(), q.detach(), **options)
 
 
 def test_empty_and_two_axis_inputs():

@@ -1,4 +1,4 @@
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,33 @@ def buffer(bytes: int) -> npt.NDArray[np.uint8]: ...  # noqa: A002
 def narrow(kind: int, wide: npt.NDArray[np.float32], out: npt.NDArray[Any]) -> None: ...
 def fma_rate(f64: bool, rounds: int) -> float: ...
 def read_rate(data: npt.NDArray[np.float32]) -> float: ...
+
+_Capsule = object
+
+def plain_forward(
+    kind: int,
+    q: object,
+    k: object,
+    v: object,
+    numbers: tuple[float, float, bool, int, int],
+    out: int,
+    lse: int,
+    save: bool,
+) -> _Capsule | Literal[False] | None: ...
+def plain_parts(saved: _Capsule) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]: ...
+def plain_backward(
+    saved: _Capsule,
+    kind: int,
+    q: object,
+    k: object,
+    v: object,
+    numbers: tuple[float, float, bool, int, int],
+    dout: object,
+    dlse: int,
+    dq: int,
+    dk: int,
+    dv: int,
+) -> bool: ...
 def keep_mask(out: npt.NDArray[np.bool_], seed: int, threshold: int, b0: int, h0: int, i0: int, j0: int) -> None: ...
 
 _Array = npt.NDArray[Any] | None

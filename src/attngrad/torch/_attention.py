@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from attngrad._options import OptionArguments, check_flag, check_integer, fail, reject_unknown
-from attngrad.torch import _functions, _ops, _passes
+from attngrad._options import OptionArguments, Options, check_flag, check_integer, fail, reject_unknown
+from attngrad.torch import _functions, _ops, _passes, _plain
 from attngrad.torch._passes import Inputs
 
 
@@ -55,6 +55,10 @@ def _attention(function: str, q: Tensor, k: Tensor, v: Tensor, options: Any) -> 
 
 def _eager(function: str, q: Tensor, k: Tensor, v: Tensor, options: Any) -> Any:
     want_lse = check_flag(function, "return_lse", options.get("return_lse", False))
+    if options.keys() <= _SCALARS and (kind := _plain.kind_of(q, k, v)) is not None:
+        found = _plain.attention(_settings(function, q, options), kind, q, k, v)
+        if found:
+            return found if want_lse else found[0]
     for name, x in (("q", q), ("k", k), ("v", v)):
         _passes.check_tensor(function, name, x)
     flat = q.ndim == k.ndim == v.ndim == 2  # one head
@@ -77,13 +81,18 @@ _break_graph = torch.compiler.disable(  # type: ignore[no-untyped-call]
 _SCALARS = {"scale", "causal", "window", "softcap", "return_lse"}
 
 
-def _bind(function: str, q: Tensor, k: Tensor, v: Tensor, options: Any) -> tuple[Any, Inputs]:
-    """Options and inputs; shapes and dtypes are checked where the arrays are bare, in ``_passes.check_arrays``."""
+def _settings(function: str, q: Tensor, options: Any) -> Options:
     get = options.get
     features = q.shape[-1] if q.ndim else 0
-    o = _passes.settings(
+    return _passes.settings(
         function, features, get("scale"), get("causal", False), get("window"), get("softcap"), get("dropout", 0.0)
     )
+
+
+def _bind(function: str, q: Tensor, k: Tensor, v: Tensor, options: Any) -> tuple[Options, Inputs]:
+    """Options and inputs; shapes and dtypes are checked where the arrays are bare, in ``_passes.check_arrays``."""
+    get = options.get
+    o = _settings(function, q, options)
     if options.keys() <= _SCALARS:
         return o, Inputs(q, k, v)
     for name in ("bias", "sinks", "mask"):

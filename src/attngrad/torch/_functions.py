@@ -48,6 +48,11 @@ def hooks_active() -> bool:
     return torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
 
 
+def watched() -> bool:
+    """Whether anything but autograd looks on: a transform, hooks on what is saved, or a mode that sees operators."""
+    return transforms_active() or hooks_active() or torch._C._len_torch_dispatch_stack() > 0
+
+
 def recorded(tensors: Sequence[Any]) -> bool:
     """Whether a derivative of what is computed from ``tensors`` may be asked for."""
     if torch.is_grad_enabled():
@@ -77,14 +82,12 @@ def refuse(what: str) -> NoReturn:
 
 def attention(o: Options, x: Inputs) -> tuple[Tensor, Tensor]:
     """``out, lse``."""
-    watched = transforms_active()
-    if not watched and not recorded(x[:N_DIFFERENTIABLE]):
+    if not recorded(x[:N_DIFFERENTIABLE]):
         return _passes.forward(x, o)
-    inputs = x[:3] if x.is_plain else x
-    if watched or hooks_active():
-        out, lse, *_ = Attention.apply(o, *inputs)
+    if watched():
+        out, lse, *_ = Attention.apply(o, *x)
     else:
-        out, lse = _direct(o, *inputs)
+        out, lse = _direct(o, *x)
     return out, lse
 
 
@@ -156,7 +159,6 @@ class _Function(torch.autograd.Function):
     def keep(cls, ctx: Any, inputs: tuple[Any, ...], saved: Sequence[Tensor] = ()) -> None:
         """Keep the arguments for both modes: tensors as such, so that writing to them in between is noticed."""
         ctx.options, *tensors = inputs
-        ctx.arguments = len(tensors)
         ctx.numbers = {}
         for i, x in enumerate(tensors):
             if x is not None and not isinstance(x, Tensor):
@@ -172,14 +174,11 @@ class _Function(torch.autograd.Function):
         values = list(ctx.saved_tensors)
         for i, x in ctx.numbers.items():
             values[i] = x
-        n = min(ctx.arguments, N_INPUTS)  # plain inputs are three
-        return ctx.options, Inputs(*values[:n]), tuple(values[n:])
+        return ctx.options, Inputs(*values[:N_INPUTS]), tuple(values[N_INPUTS:])
 
     @classmethod
     def vmap(cls, info: Any, in_dims: tuple[Any, ...], o: Options, *args: Any) -> tuple[Any, Any]:
         size = info.batch_size
-        missing = (None,) * (N_INPUTS - len(args))  # where the inputs are plain
-        args, in_dims = (*args, *missing), (*in_dims, *missing)
         if args[4] is not None or o.dropout > 0.0:
             samples = [
                 cls.apply(o, *(_sample(x, d, i) for x, d in zip(args, in_dims[1:], strict=True))) for i in range(size)
@@ -221,12 +220,12 @@ class Attention(_Function):
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None, *_: None) -> tuple[Any, ...]:
         o, x, saved = Attention.kept(ctx)
         grads = _NOTHING if dout is None and dlse is None else gradient(o, x, dout, dlse, saved)
-        return (None, *grads, *(None,) * (N_INPUTS - N_DIFFERENTIABLE))[: 1 + ctx.arguments]
+        return None, *grads, *(None,) * (N_INPUTS - N_DIFFERENTIABLE)
 
     @staticmethod
     def jvp(ctx: Any, _: None, *dots: Any) -> tuple[Any, ...]:
         o, x, _saved = Attention.kept(ctx)
-        return *tangent(o, x, (*dots, None, None)[:N_DIFFERENTIABLE]), None, None, None
+        return *tangent(o, x, dots[:N_DIFFERENTIABLE]), None, None, None
 
 
 class Direct(_Function):
@@ -235,12 +234,7 @@ class Direct(_Function):
     @staticmethod
     def forward(ctx: Any, o: Options, *args: Any) -> tuple[Tensor, Tensor]:
         out, lse, ctx.arrays = _passes.forward_keeping(Inputs(*args), o)
-        if len(args) == 3:
-            ctx.set_materialize_grads(False)
-            ctx.save_for_backward(*args)
-            ctx.options, ctx.arguments, ctx.numbers = o, 3, {}
-        else:
-            Direct.keep(ctx, (o, *args))
+        Direct.keep(ctx, (o, *args))
         return out, lse
 
     @staticmethod
@@ -252,13 +246,11 @@ class Direct(_Function):
         elif torch.is_grad_enabled() or transforms_active() or mapped_by_dispatcher(given):
             o, x, _ = Direct.kept(ctx)
             grads = gradient(o, x, dout, dlse, tuple(map(_passes.to_tensor, arrays.saved)))
-        elif ctx.arguments == 3:
-            grads = arrays.backward(dout, dlse)
         else:
             grads = spread(arrays.operands, arrays.backward(dout, dlse))
         if not torch._C._autograd._get_current_graph_task_keep_graph():
             ctx.arrays = None  # as autograd does with saved tensors
-        return (None, *grads[:3]) if ctx.arguments == 3 else (None, *grads, None, None, None, None, None)
+        return None, *grads, *(None,) * (N_INPUTS - N_DIFFERENTIABLE)
 
 
 # The C++ apply, once and for all; see _Function.apply.

@@ -1,0 +1,113 @@
+"""q, k and v alone, where nothing looks on: the short way from tensors to the kernels and back.
+
+For a small problem the arrays between a tensor and the kernels cost more than the attention. So here the kernels read
+the tensors by address, and results are tensors from the start. What does not fit (no axis for heads, several leading
+axes, an option that is a tensor, a transform, a hook) takes the way of ``_functions``, to the same results.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from attngrad import _native
+from attngrad._options import Options
+from attngrad.torch import _functions
+from attngrad.torch._passes import Inputs
+
+_KINDS = {torch.float64: 0, torch.float32: 1, torch.float16: 2, torch.bfloat16: 3}  # as csrc/problem.hpp numbers them
+_TYPES = (Tensor, Parameter)  # a subclass may be anything
+
+
+class Kept(NamedTuple):
+    """A forward pass, for its backward pass."""
+
+    options: Options
+    kind: int
+    numbers: tuple[float, float, bool, int, int]
+    saved: object  # a capsule of the bindings
+
+
+def kind_of(q: Any, k: Any, v: Any) -> int | None:
+    """The number of their dtype where q, k and v are plain tensors of one dtype that nothing looks at, else None."""
+    for x in (q, k, v):
+        if not (type(x) in _TYPES and x.is_cpu and x.layout is torch.strided) or x.is_neg():
+            return None
+    dtype = q.dtype
+    return None if k.dtype is not dtype or v.dtype is not dtype or _functions.watched() else _KINDS.get(dtype)
+
+
+def attention(o: Options, kind: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor] | None:
+    """``out, lse``, or None where the shapes or strides do not fit; ``kind`` is that of ``kind_of``."""
+    left, right = o.window or (None, None)
+    numbers = (o.scale, o.softcap or 0.0, o.causal, -1 if left is None else left, -1 if right is None else right)
+    if q.ndim < 3 or v.ndim < 3:
+        return None
+    rows = q.shape[:-1]
+    out, lse = q.new_empty((*rows, v.shape[-1])), q.new_empty(rows, dtype=torch.float32 if kind > 1 else None)
+    recorded = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    saved = _native.plain_forward(kind, q, k, v, numbers, out.data_ptr(), lse.data_ptr(), recorded)
+    if saved is False:
+        return None
+    return _apply(Kept(o, kind, numbers, saved), (out, lse), q, k, v) if saved else (out, lse)
+
+
+class Plain(torch.autograd.Function):
+    """Attention, its forward pass done."""
+
+    @staticmethod
+    def forward(ctx: Any, kept: Kept, results: tuple[Tensor, Tensor], *inputs: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.kept = kept
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*inputs)
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
+        inputs = ctx.saved_tensors  # an error where one was written to, or where the graph is gone
+        kept = ctx.kept
+        grads: Any = (None, None, None)
+        if dout is not None or dlse is not None:
+            if torch.is_grad_enabled() or _functions.watched() or _functions.mapped_by_dispatcher((dout, dlse)):
+                saved = map(torch.from_numpy, _native.plain_parts(kept.saved))
+                grads = _functions.gradient(kept.options, Inputs(*inputs), dout, dlse, tuple(saved))[:3]
+            else:
+                grads = _backward(kept, inputs, dout, dlse)
+        if not torch._C._autograd._get_current_graph_task_keep_graph():
+            ctx.kept = None  # as autograd does with saved tensors
+        return None, None, *grads
+
+
+_apply: Any = super(torch.autograd.Function, Plain).apply  # see _functions._Function.apply
+
+
+def _backward(
+    kept: Kept, inputs: tuple[Tensor, Tensor, Tensor], dout: Tensor | None, dlse: Tensor | None
+) -> tuple[Tensor, ...]:
+    if dout is not None:
+        dout = _solid(dout, dout.stride(-1) == 1)
+    if dlse is not None:
+        dlse = _solid(dlse, dlse.is_contiguous())
+    q, k, v = inputs
+    dq, dk, dv = _like(q), _like(k), _like(v)
+    addresses = (0 if dlse is None else dlse.data_ptr(), dq.data_ptr(), dk.data_ptr(), dv.data_ptr())
+    if not _native.plain_backward(kept.saved, kept.kind, q, k, v, kept.numbers, dout, *addresses):
+        raise RuntimeError(
+            "attngrad.torch.attention: q, k and v must be the same in the backward pass as in the forward pass; got "
+            "others (.data, .set_ or .resize_ replaced them). Replace a copy."
+        )
+    return dq, dk, dv
+
+
+def _solid(x: Tensor, fits: bool) -> Tensor:
+    """``x`` where its memory says what it is, and the strides fit; else a copy."""
+    if fits and not x.is_neg() and not x._is_zerotensor():
+        return x
+    return torch.empty_like(x, memory_format=torch.contiguous_format).copy_(x)
+
+
+def _like(x: Tensor) -> Tensor:
+    return torch.empty_like(x) if x.is_contiguous() else x.new_empty(x.shape)
