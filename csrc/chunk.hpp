@@ -306,7 +306,7 @@ void run_chunks(const Problem& p, const Plane& dbias, double flops, Team& team, 
         const std::int64_t head = task % heads;
         run_chunk(passes[worker], p, {head / p.Hk, head % p.Hk, task / heads, chunks, head * tiles, tiles, task}, rows,
                   capacity, tickets, shared ? &bias_tickets : nullptr, team);
-    });
+    }, chunks == 1 && !shared);
 }
 
 // A sum in the compute type, rounded to the storage type.

@@ -249,7 +249,7 @@ void run_blocks(const Problem& p, double flops, Team& team, std::size_t bytes, M
         // Blocks of one head together, for its keys and values to stay in the cache; the longest of a causal mask first.
         const std::int64_t head = task / blocks.count, n = blocks.count - 1 - task % blocks.count;
         passes[worker].run(head / p.Hk, head % p.Hk, blocks.first(n), blocks.length(n), team);
-    });
+    }, true);
 }
 
 template <class S>

@@ -19,8 +19,10 @@ public:
 
     // Run work(task, worker) for every task, on up to `threads` workers numbered from 0. Tasks start in order: when a
     // task starts, all before it have started. So a task may wait for an earlier one.
-    // `worth` is the number of workers that the work is worth waking.
-    void run(std::int64_t tasks, int worth, const std::function<void(std::int64_t, int)>& work);
+    // `worth` is the number of workers that the work is worth; a little of it goes to workers that are awake, if any.
+    // `in_batches`: a worker may take several neighbours at once, which write to neighbouring memory. For tasks that do
+    // not wait for one another, as these would wait long.
+    void run(std::int64_t tasks, int worth, const std::function<void(std::int64_t, int)>& work, bool in_batches = false);
 
     int workers(std::int64_t tasks, int worth) const;
     bool cancelled() const { return cancel_.load(std::memory_order_relaxed); }
