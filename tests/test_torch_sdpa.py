@@ -193,6 +193,19 @@ def test_a_mistake_is_told_what_it_is(kind, message, call):
         call(bridge.scaled_dot_product_attention)
 
 
+def test_autocast_casts_as_pytorch_has_it():
+    q = draw(1, 2, 3, 4, dtype=torch.float32).requires_grad_()
+    mask = draw(3, 3, dtype=torch.float32, seed=1).requires_grad_()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        for inputs in ((q, q, q), (q.bfloat16(), q, q), (q, q, q, mask), (q.double(), q.double(), q.double())):
+            ours, theirs = (f(*inputs) for f in (bridge.scaled_dot_product_attention, ORIGINAL))
+            assert ours.dtype is theirs.dtype
+            torch.testing.assert_close(ours, theirs)
+            grads = torch.autograd.grad(ours.sum(), [q, mask] if len(inputs) == 4 else [q])
+            assert all(g.dtype is torch.float32 for g in grads)
+    assert bridge.scaled_dot_product_attention(q, q, q).dtype is torch.float32
+
+
 # --- in the place of PyTorch's --------------------------------------------------------------------------------------
 
 

@@ -292,3 +292,14 @@ def test_real_weights_give_the_same_embeddings(minilm):
     assert (found[0] - found[1]).abs().max() < 1e-5
     assert (found[0] - found[2]).abs().max() < 1e-5
     assert (found[0][0] @ found[0][1]).abs() < 0.9  # the embeddings differ
+
+
+def test_autocast_casts_what_a_layer_hands_over():
+    q, v = torch.randn(2, 1, 2, 3, 4)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out, weights = bridge.attention_forward(
+            torch.nn.Identity(), q, q, v.bfloat16(), None, is_causal=True, output_attentions=True
+        )
+    assert out.dtype is weights.dtype is torch.bfloat16
+    expected = torch.nn.functional.scaled_dot_product_attention(q, q, v, is_causal=True).transpose(1, 2)
+    torch.testing.assert_close(out.float(), expected, rtol=0, atol=0.03)

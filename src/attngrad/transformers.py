@@ -23,7 +23,7 @@ except ImportError as error:
     raise ImportError(message) from error
 
 from attngrad._options import fail
-from attngrad.torch._attention import attention
+from attngrad.torch._attention import attention, autocast
 from attngrad.torch._passes import wide_dtype
 from attngrad.torch._weights import attention_weights
 
@@ -88,6 +88,7 @@ def attention_forward(
     for name, what in _UNSERVED.items():
         if kwargs.get(name) is not None:
             fail(ValueError, _NAME, name, "be None", what, "Load the model with attn_implementation='eager'.")
+    query, key, value = autocast(query, key, value)
     options: dict[str, Any] = {"scale": scaling}
     bias = None if position_bias is None else position_bias.to(query.dtype)
     if attention_mask is None:
@@ -130,8 +131,9 @@ def _without_mask(
     if is_causal is None:
         is_causal = bool(getattr(module, "is_causal", True))
     if is_causal and tokens > 1:
-        # Queries start where keys do: a prefill, with keys of a static cache beyond it perhaps.
-        options |= {"causal": True, "offset": 0}
+        options["causal"] = True
+        if tokens != key.shape[-2]:  # queries start where keys do: a prefill, with keys of a static cache beyond it
+            options["offset"] = 0
     if window is not None and is_causal:
         options["window"] = (window - 1, None)
     lengths = kwargs.get("cu_seq_lens_q")

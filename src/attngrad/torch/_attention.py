@@ -125,7 +125,8 @@ def scaled_dot_product_attention(
 
     As PyTorch's: leading axes broadcast; a boolean ``attn_mask`` says where to attend, a floating one is added (and
     gets its gradient); ``is_causal`` aligns top-left; ``enable_gqa`` lets key heads divide query heads; ``dropout_p``
-    applies whenever it is not 0, its seed drawn from PyTorch's generator, so that ``torch.manual_seed`` repeats it.
+    applies whenever it is not 0, its seed drawn from PyTorch's generator, so that ``torch.manual_seed`` repeats it;
+    ``torch.autocast`` casts query, key and value.
     Beyond PyTorch's: ``attn_mask`` and ``is_causal`` combine; a query that may see nothing gives 0; and our options
     ``window, offset, mask, bias, softcap, sinks, segments, seed, return_lse`` may be added. ``offset`` is 0 by default
     here, as ``is_causal`` has it.
@@ -145,6 +146,7 @@ def scaled_dot_product_attention(
         _passes.check_tensor(name, argument, x)
         if x.ndim < 2:
             fail(ValueError, name, argument, "have at least 2 axes, (..., tokens, features)", f"{x.ndim}")
+    query, key, value = autocast(query, key, value)
     given = {**options, "scale": scale, "causal": is_causal}
     if (is_causal or given.get("window") is not None) and query.shape[-2] != key.shape[-2]:
         given.setdefault("offset", 0)  # which it is by itself for as many queries as keys
@@ -164,6 +166,14 @@ def scaled_dot_product_attention(
         given[kind] = attn_mask
     query, key, value = _broadcast(name, query, key, value, enable_gqa)
     return _attention(name, query, key, value, given)
+
+
+def autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v as ``torch.autocast`` has the inputs of PyTorch's attention: all but float64 in its dtype."""
+    if torch.is_autocast_enabled("cpu"):
+        dtype = torch.get_autocast_dtype("cpu")
+        q, k, v = (x.to(dtype) if x.is_floating_point() and x.dtype is not torch.float64 else x for x in (q, k, v))
+    return q, k, v
 
 
 def _broadcast(function: str, q: Tensor, k: Tensor, v: Tensor, grouped: bool) -> tuple[Tensor, Tensor, Tensor]:
