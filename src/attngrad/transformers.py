@@ -1,9 +1,9 @@
 """Hugging Face Transformers: ``attn_implementation="attngrad"``.
 
 >>> register()
->>> from transformers import LlamaConfig, LlamaForCausalLM
+>>> from transformers import AutoModelForCausalLM, LlamaConfig
 >>> config = LlamaConfig(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
->>> model = LlamaForCausalLM._from_config(config, attn_implementation="attngrad")
+>>> model = AutoModelForCausalLM.from_config(config, attn_implementation="attngrad")
 
 ``register`` makes the name known to the attention interface and to the mask interface: without the second a model would
 build no mask, and causality and padding would be lost in silence. docs/transformers.md is the guide.
