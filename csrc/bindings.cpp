@@ -351,17 +351,18 @@ nb::tuple plain_parts(const nb::capsule& saved) {
 
 void* at(std::uintptr_t address) { return reinterpret_cast<void*>(address); }
 
-// What was saved, or None where it was not to be; False where the tensors are not plainly fit.
+// What was saved, or None where it was not to be; False where the tensors are not plainly fit. `lse` may be 0.
 nb::object plain_forward(int type, nb::handle q, nb::handle k, nb::handle v, const Numbers& numbers, std::uintptr_t out,
                          std::uintptr_t lse, bool save) {
     PlainProblem x;
     if (!x.read(type, q, k, v, numbers)) return nb::bool_(false);
-    ForwardResult r{at(out), nullptr, at(lse), nullptr, nullptr};
+    Memory rows(lse ? 0 : x.number() * static_cast<std::size_t>(x.rows()));  // for an lse that nobody wants
+    ForwardResult r{at(out), nullptr, lse ? at(lse) : rows.data(), nullptr, nullptr};
     nb::object saved = nb::none();
     if (save) {
         auto* s = new PlainSaved(x);
         saved = enclose(s);
-        r = {at(out), s->out(), at(lse), s->top(), s->inverse()};
+        r = {at(out), s->out(), r.lse, s->top(), s->inverse()};
     }
     run([&](const Kernels& kernels, Team& team) { kernels.forward(x.p, r, team); });
     return saved;

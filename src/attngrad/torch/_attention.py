@@ -56,9 +56,9 @@ def _attention(function: str, q: Tensor, k: Tensor, v: Tensor, options: Any) -> 
 def _eager(function: str, q: Tensor, k: Tensor, v: Tensor, options: Any) -> Any:
     want_lse = check_flag(function, "return_lse", options.get("return_lse", False))
     if options.keys() <= _SCALARS and (kind := _plain.kind_of(q, k, v)) is not None:
-        found = _plain.attention(_settings(function, q, options), kind, q, k, v)
-        if found:
-            return found if want_lse else found[0]
+        found = _plain.attention(_settings(function, q, options), kind, q, k, v, want_lse)
+        if found is not None:
+            return found
     for name, x in (("q", q), ("k", k), ("v", v)):
         _passes.check_tensor(function, name, x)
     flat = q.ndim == k.ndim == v.ndim == 2  # one head

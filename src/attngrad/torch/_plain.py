@@ -40,33 +40,37 @@ def kind_of(q: Any, k: Any, v: Any) -> int | None:
     return None if k.dtype is not dtype or v.dtype is not dtype or _functions.watched() else _KINDS.get(dtype)
 
 
-def attention(o: Options, kind: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor] | None:
-    """``out, lse``, or None where the shapes or strides do not fit; ``kind`` is that of ``kind_of``."""
+def attention(o: Options, kind: int, q: Tensor, k: Tensor, v: Tensor, want_lse: bool) -> Any:
+    """``out``, or ``(out, lse)``; None where shapes or strides do not fit. ``kind`` is that of ``kind_of``."""
     left, right = o.window or (None, None)
     numbers = (o.scale, o.softcap or 0.0, o.causal, -1 if left is None else left, -1 if right is None else right)
-    if q.ndim < 3 or v.ndim < 3:
-        return None
-    rows = q.shape[:-1]
-    out, lse = q.new_empty((*rows, v.shape[-1])), q.new_empty(rows, dtype=torch.float32 if kind > 1 else None)
+    rows, features = q.shape[:-1], v.shape[-1:]
+    out = _like(q) if q.shape[-1:] == features else q.new_empty(rows + features)
+    results: tuple[Tensor, ...] = (out,)
+    if want_lse:
+        results = (out, q.new_empty(rows, dtype=torch.float32 if kind > 1 else None))
     recorded = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    saved = _native.plain_forward(kind, q, k, v, numbers, out.data_ptr(), lse.data_ptr(), recorded)
+    addresses = (out.data_ptr(), results[1].data_ptr() if want_lse else 0)
+    saved = _native.plain_forward(kind, q, k, v, numbers, *addresses, recorded)
     if saved is False:
         return None
-    return _apply(Kept(o, kind, numbers, saved), (out, lse), q, k, v) if saved else (out, lse)
+    if saved:
+        results = _apply(Kept(o, kind, numbers, saved), results, q, k, v)
+    return results if want_lse else results[0]
 
 
 class Plain(torch.autograd.Function):
-    """Attention, its forward pass done."""
+    """Attention, its forward pass done; ``results`` are out, or out and lse."""
 
     @staticmethod
-    def forward(ctx: Any, kept: Kept, results: tuple[Tensor, Tensor], *inputs: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, kept: Kept, results: tuple[Tensor, ...], *inputs: Tensor) -> tuple[Tensor, ...]:
         ctx.kept = kept
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*inputs)
         return results
 
     @staticmethod
-    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None = None) -> tuple[Any, ...]:
         inputs = ctx.saved_tensors  # an error where one was written to, or where the graph is gone
         kept = ctx.kept
         grads: Any = (None, None, None)
