@@ -159,7 +159,9 @@ def test_a_mask_of_odd_bytes_is_still_a_mask():
 
 @pytest.mark.parametrize("dtype", [np.float64, *NARROW.values()], ids=["float64", *NARROW])
 @pytest.mark.parametrize("names", [(), ("causal",), EVERYTHING, SHARED_BIAS], ids=label)
-@pytest.mark.parametrize("shape", [Shape((1,), 1, 1, 1500, 700, 32, 16), Shape((2,), 4, 2, 150, 330, 8, 8)], ids=str)
+@pytest.mark.parametrize("shape", [
+    Shape((1,), 1, 1, 1500, 700, 32, 16), Shape((2,), 4, 2, 150, 330, 8, 8), Shape((200,), 4, 4, 10, 12, 16, 16),
+], ids=str)  # fmt: skip
 def test_results_do_not_depend_on_the_number_of_threads(threads, shape, names, dtype):
     c = make(names, shape).cast(dtype)
     threads(1)
