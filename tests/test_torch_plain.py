@@ -78,7 +78,7 @@ def test_gradients_of_any_stride_and_negative_bits_are_read_right():
     out, lse = bridge.attention(q, k, v, return_lse=True)
     ones = torch.ones_like(out)
     expected = torch.autograd.grad(out, (q, k, v), ones, retain_graph=True)
-    negative = torch.complex(torch.zeros_like(ones), -ones).conj().imag
+    negative = torch._neg_view(-ones)  # a minus sign that is a bit, over contiguous memory
     assert negative.is_neg()
     for dout in (torch.ones(()).double().expand(out.shape), ones.mT.contiguous().mT, negative):
         for x, y in zip(torch.autograd.grad(out, (q, k, v), dout, retain_graph=True), expected, strict=True):
@@ -161,6 +161,8 @@ def test_what_looks_on_takes_the_long_way():
 
     assert _plain.kind_of(q, k, v) == 0
     assert _plain.kind_of(q, k, v.float()) is None
+    assert _plain.kind_of(torch._neg_view(-q), k, v) is None
+    assert torch.equal(bridge.attention(torch._neg_view(-q), k, v), bridge.attention(q, k, v))
     assert _plain.kind_of(q, k, v.detach().to_sparse()) is None
     assert _plain.kind_of(q, k, v.to("meta")) is None
     assert _plain.kind_of(q, k, v.numpy(force=True)) is None
