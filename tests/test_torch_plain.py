@@ -140,11 +140,14 @@ def test_a_graph_that_lives_until_python_exits_leaves_no_message():
     assert (done.stdout, done.stderr) == ("", "")
 
 
-@pytest.mark.parametrize("other", [(2, 4, 9, 6), (2, 2, 5, 6), (4, 5, 6), (0, 4, 5, 6)], ids=str)
-def test_an_input_replaced_by_one_of_another_shape_is_an_error(other):
+@pytest.mark.parametrize("other", [
+    torch.zeros(2, 4, 9, 6).double(), torch.zeros(2, 2, 5, 6).double(), torch.zeros(4, 5, 6).double(),
+    torch.zeros(0, 4, 5, 6).double(), torch.zeros(2, 4, 5, 6),
+], ids=lambda x: f"{tuple(x.shape)} {x.dtype}")  # fmt: skip
+def test_an_input_replaced_by_one_of_another_shape_or_dtype_is_an_error(other):
     q, k, v = inputs()
     out = bridge.attention(q, k, v)
-    q.data = torch.zeros(other, dtype=torch.float64)
+    q.data = other
     with pytest.raises(RuntimeError, match="must be the same in the backward pass"):
         torch.autograd.grad(out.sum(), k)
 

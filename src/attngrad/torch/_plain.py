@@ -98,7 +98,8 @@ def _backward(
     q, k, v = inputs
     dq, dk, dv = _like(q), _like(k), _like(v)
     addresses = (0 if dlse is None else dlse.data_ptr(), dq.data_ptr(), dk.data_ptr(), dv.data_ptr())
-    if not _native.plain_backward(kept.saved, kept.kind, q, k, v, kept.numbers, dout, *addresses):
+    same = q.dtype is k.dtype is v.dtype and _KINDS.get(q.dtype) == kept.kind
+    if not same or not _native.plain_backward(kept.saved, kept.kind, q, k, v, kept.numbers, dout, *addresses):
         raise RuntimeError(
             "attngrad.torch.attention: q, k and v must be the same in the backward pass as in the forward pass; got "
             "others (.data, .set_ or .resize_ replaced them). Replace a copy."
