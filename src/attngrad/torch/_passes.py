@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -144,6 +144,14 @@ def check_segments(function: str, segments: Any) -> tuple[Tensor, Tensor]:
     return segments[0], segments[1]
 
 
+def refuse_replaced() -> NoReturn:
+    """The error where the backward pass meets other inputs than the forward pass."""
+    raise RuntimeError(
+        "attngrad.torch.attention: q, k and v must be the same in the backward pass as in the forward pass; got "
+        "others (.data, .set_ or .resize_ replaced them). Replace a copy."
+    )
+
+
 # --- passes ---------------------------------------------------------------------------------------------------------
 
 
@@ -217,7 +225,10 @@ def backward(
     kept = _kernels.Saved(*(y.numpy(force=True) for y in saved))
     if not (kept.out.flags.c_contiguous and kept.top.flags.c_contiguous and kept.inverse.flags.c_contiguous):
         kept = _kernels.Saved(*map(np.ascontiguousarray, kept))  # vmap may have expanded them
-    return _given(_kernels.backward(*_operands(x, o), kept, to_array(dout), to_array(dlse)))
+    operands, o = _checked("attention", x, o)  # again: .data of an input may have been replaced since
+    if kept.out.shape != operands.out_shape:
+        refuse_replaced()
+    return _given(_kernels.backward(operands, o, kept, to_array(dout), to_array(dlse)))
 
 
 def forward_tangent(x: Inputs, o: Options, t: Sequence[Tensor | None]) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,7 @@ from torch.nn import Parameter
 
 from attngrad import _native
 from attngrad._options import Options
-from attngrad.torch import _functions
+from attngrad.torch import _functions, _passes
 from attngrad.torch._passes import Inputs
 
 _KINDS = {torch.float64: 0, torch.float32: 1, torch.float16: 2, torch.bfloat16: 3}  # as csrc/problem.hpp numbers them
@@ -100,10 +100,7 @@ def _backward(
     addresses = (0 if dlse is None else dlse.data_ptr(), dq.data_ptr(), dk.data_ptr(), dv.data_ptr())
     same = q.dtype is k.dtype is v.dtype and _KINDS.get(q.dtype) == kept.kind
     if not same or not _native.plain_backward(kept.saved, kept.kind, q, k, v, kept.numbers, dout, *addresses):
-        raise RuntimeError(
-            "attngrad.torch.attention: q, k and v must be the same in the backward pass as in the forward pass; got "
-            "others (.data, .set_ or .resize_ replaced them). Replace a copy."
-        )
+        _passes.refuse_replaced()
     return dq, dk, dv
 
 
