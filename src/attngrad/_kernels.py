@@ -8,7 +8,7 @@ else the dtype of q. Gradients come back in the dtype of their argument.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import wraps
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
@@ -75,7 +75,7 @@ def backward(x: Operands, o: Options, saved: Saved, dout: Array | None, dlse: Ar
     """The VJP of <dout, out> + <dlse, lse>."""
     bias = None if x.bias is None else _plane(x.bias, x)
     g = _Sums(x, bias)
-    _call(x, o, bias).backward(_cotangent(dout), _numbers(dlse), *saved, *g)
+    _call(x, o, bias).backward(_cotangent(dout), _numbers(dlse), *saved, *g.arrays)
     return g.gradients(x, None if x.sinks is None else -(_sink_share(x, saved) * g.rows(x)))  # (R6)
 
 
@@ -142,11 +142,11 @@ def second_order(
         _cotangent(dout),
         _numbers(dlse),
         *saved,
-        *g,
+        *g.arrays,
         _cotangent(dout_dot),
         _numbers(dlse_dot),
         *moved,
-        *g_dot,
+        *g_dot.arrays,
     )
     sink_rows = sink_rows_dot = None
     if x.sinks is not None:
@@ -278,7 +278,7 @@ def _narrow(x: Array, dtype: Any) -> Array:
 
 
 class _Sums:
-    """What a backward pass writes, in the order that the kernels take it: dq, dk, dv, delta, dbias."""
+    """What a backward pass writes: dq, dk, dv, delta, dbias."""
 
     def __init__(self, x: Operands, bias: Array | None) -> None:
         dtype = x.q.dtype
@@ -293,8 +293,10 @@ class _Sums:
             whole = bias.shape == scores and scores[-1] > 1 and self.dq.size
             self.dbias = _empty(bias.shape, wide) if whole else np.zeros(bias.shape, wide)
 
-    def __iter__(self) -> Iterator[Array | None]:
-        return iter((_bits(self.dq), self.dk, self.dv, self.delta, self.dbias))
+    @property
+    def arrays(self) -> tuple[Array, Array, Array, Array, Array | None]:
+        """As the kernels take them."""
+        return _bits(self.dq), self.dk, self.dv, self.delta, self.dbias
 
     def rows(self, x: Operands) -> Array:
         """delta as (leading, heads, T)."""

@@ -80,11 +80,8 @@ def time_quietly(row: Timed, calls: Mapping[str, Call], budget: Callable[[str], 
     """``row`` with its timings; while it is disturbed and patience lasts, timed again, and the quietest kept."""
     best = row
     for attempt in range(ATTEMPTS):
-        watch, probe = Watch.begin(), Probe(row.precision == "float64")
-        turns = dict(calls) if row.by_bytes else {**calls, PROBE: probe.measure}
-        times = interleave(turns, {name: budget(name) for name in turns})
-        if times.pop(PROBE, None) is not None:
-            row = replace(row, peak=probe.rate)
+        watch = Watch.begin()
+        times = interleave(calls, {name: budget(name) for name in calls})
         found = replace(row, times=times, others=watch.others())
         if attempt == 0 or found.others < best.others or (best.disturbed and not found.disturbed):
             best = found
@@ -127,8 +124,15 @@ def run_case(
                 continue
             prepared[peer.name] = ready if sample.whole else peer.prepare(case, name, x)
         row = Row(case, name, errors=errors, notes=notes, failure=failure)
-        calls = {contender: ready.call for contender, ready in prepared.items()}
-        yield row if failure else time_quietly(row, calls, budget, patience)
+        if failure:
+            yield row
+            continue
+        calls: dict[str, Call] = {contender: ready.call for contender, ready in prepared.items()}
+        probe = Probe(row.precision == "float64")
+        if not row.by_bytes:
+            calls[PROBE] = probe.measure
+        timed = time_quietly(row, calls, budget, patience)
+        yield replace(timed, peak=probe.rate(timed.times.pop(PROBE)) if PROBE in timed.times else 0.0)
 
 
 def _held_against(case: Case, name: str) -> list[Peer]:
