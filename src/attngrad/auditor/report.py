@@ -35,9 +35,9 @@ class Stage:
     status: str
     """"right", "wrong", "shape" or "nan"."""
     error: float
-    """The largest relative error; in cases that are wrong, if any is."""
+    """The RMS error relative to the largest entry, in the case with the worst entry; in a wrong one, if any is."""
     allowed: float
-    """What rounding allows there, relative to the largest entry."""
+    """What rounding allows there, likewise."""
     wrong: int
     cases: int
     case: str = ""

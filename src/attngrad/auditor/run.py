@@ -315,9 +315,10 @@ def _stages(observations: Sequence[Observation], unexplained: Sequence[str], lev
             worst = next(o for o in bad if o.judgements[name].kind == status)
             j = worst.judgements[name]
         pattern = _pattern(bad, name, level) if name in unexplained else ""
+        unit = worst.truth.unit(name)
         found.append(
             Stage(
-                name, status, j.error, worst.truth.bound(name) / worst.truth.unit(name), len(bad), len(held),
+                name, status, j.rms / unit, worst.truth.bound(name) / unit, len(bad), len(held),
                 worst.truth.case.name, j.where, j.got, j.expected, j.detail, pattern,
             )
         )  # fmt: skip
