@@ -78,7 +78,7 @@ def test_without_the_floor_a_right_result_would_be_called_wrong(monkeypatch):
 
 
 @pytest.mark.parametrize(("dtype", "off"), [("float64", 1e-9), ("float32", 1e-3), ("float16", 0.5)])
-def test_one_entry_stands_out_where_the_rms_passes(dtype, off):
+def test_one_wrong_entry_among_thousands_is_seen(dtype, off):
     case = next(c for c in cases(dtype=dtype) if c.name == "longer rows")
     t = Truth(case, dtype)
     dq = t.value("dq").copy()
@@ -88,3 +88,14 @@ def test_one_entry_stands_out_where_the_rms_passes(dtype, off):
     judged = t.judge("dq", dq)
     assert not judged.right
     assert judged.where == where
+
+
+def test_one_small_entry_stands_out_where_the_rms_passes():
+    case = next(c for c in cases() if c.name == "large logits")
+    t = Truth(case, np.float64)
+    dk = t.value("dk").copy()
+    where = np.unravel_index(np.argmin(t.errors.dk), dk.shape)
+    dk[where] += 0.5 * t.bound("dk")
+    judged = t.judge("dk", dk)
+    assert judged.rms < judged.bound
+    assert (judged.right, judged.detail, judged.where) == (False, "one entry stands out", where)

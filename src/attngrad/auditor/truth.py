@@ -28,9 +28,9 @@ from attngrad.auditor.rounding import ENTRYWISE, EntryErrors, TermErrors
 from attngrad.testing import rms_error, rounding_bound
 
 LONG = np.dtype(np.longdouble)
-_OUTLIER = {2: 0.6, 4: 4.0, 8: 4.0}
+_OUTLIER = {2: 1.2, 4: 4.0, 8: 4.0}
 """How many times its error scale one entry may be off, by the size of the dtype: ten times what eleven right
-implementations showed at most, over 13 seeds (0.39, and 0.06 in 16 bits, where carrying errors on overestimates them);
+implementations showed at most, over 13 seeds (0.39, and 0.12 in 16 bits, where carrying errors on overestimates them);
 other right computations round otherwise, hence the room."""
 
 _DELTA: Mapping[str, Override] = {"delta": lambda p, base: rowsum(p.weights_back * p.dweights)}
