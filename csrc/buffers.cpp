@@ -1,6 +1,7 @@
 #include "buffers.hpp"
 
 #include <pthread.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <bit>
@@ -13,12 +14,15 @@ namespace attngrad {
 
 namespace {
 
-constexpr std::size_t kept_at_most = std::size_t{128} << 20;
+constexpr std::size_t kept_at_most = std::size_t{128} << 20, scratch_at_most = std::size_t{64} << 20;
+constexpr std::size_t small = std::size_t{64} << 10;  // scratch that malloc may have
 
 struct Shelf {
     std::mutex mutex;
     std::vector<Buffer> kept;
     std::size_t bytes = 0;
+    std::vector<Buffer> scratch;  // the largest last
+    std::size_t scratch_bytes = 0;
 };
 
 // Never destroyed: arrays may be freed after the module is.
@@ -26,6 +30,7 @@ Shelf& shelf() {
     static Shelf* const the_shelf = [] {
         auto* made = new Shelf;
         made->kept.reserve(256);  // giving back must not allocate
+        made->scratch.reserve(256);
         return made;
     }();
     return *the_shelf;
@@ -72,6 +77,45 @@ void give_buffer(Buffer buffer) noexcept {
         }
     }
     std::free(buffer.data);
+}
+
+Buffer take_scratch(std::size_t bytes) {
+    if (bytes <= small) {
+        void* data = std::aligned_alloc(64, bytes);
+        if (!data && bytes) throw std::bad_alloc();
+        return {data, bytes};
+    }
+    Buffer found{nullptr, 0};
+    {
+        Shelf& s = shelf();
+        std::lock_guard lock(s.mutex);
+        if (!s.scratch.empty()) {
+            found = s.scratch.back();
+            s.scratch.pop_back();
+            s.scratch_bytes -= found.capacity;
+        }
+    }
+    if (found.capacity >= bytes) return found;
+    if (found.data) munmap(found.data, found.capacity);  // a larger one takes its place
+    const std::size_t capacity = rounded(bytes);
+    void* data = mmap(nullptr, capacity, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (data == MAP_FAILED) throw std::bad_alloc();
+    return {data, capacity};
+}
+
+void give_scratch(Buffer buffer) noexcept {
+    if (buffer.capacity <= small) return std::free(buffer.data);
+    Shelf& s = shelf();
+    {
+        std::lock_guard lock(s.mutex);
+        if (s.scratch_bytes + buffer.capacity <= scratch_at_most && s.scratch.size() < s.scratch.capacity()) {
+            const auto smaller = [](const Buffer& a, const Buffer& b) { return a.capacity < b.capacity; };
+            s.scratch.insert(std::upper_bound(s.scratch.begin(), s.scratch.end(), buffer, smaller), buffer);
+            s.scratch_bytes += buffer.capacity;
+            return;
+        }
+    }
+    munmap(buffer.data, buffer.capacity);
 }
 
 }  // namespace attngrad

@@ -14,4 +14,9 @@ struct Buffer {
 Buffer take_buffer(std::size_t bytes);  // throws std::bad_alloc
 void give_buffer(Buffer buffer) noexcept;
 
+// Memory that a call works in. Any block that is large enough will do: so there are as many as calls at once, and no more,
+// whatever their sizes. From malloc they would come out of an arena for each thread, which grows for as long as sizes vary.
+Buffer take_scratch(std::size_t bytes);  // throws std::bad_alloc
+void give_scratch(Buffer buffer) noexcept;
+
 }  // namespace attngrad

@@ -3,10 +3,9 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdlib>
-#include <new>
 #include <utility>
 
+#include "buffers.hpp"
 #include "problem.hpp"
 #include "storage.hpp"
 
@@ -30,21 +29,19 @@ constexpr long padded(long n) {
 // The arrays of one thread, cut from one aligned allocation.
 class Scratch {
 public:
-    explicit Scratch(std::size_t bytes) : memory_(static_cast<char*>(std::aligned_alloc(64, round(bytes)))) {
-        if (!memory_) throw std::bad_alloc();
-    }
-    ~Scratch() { std::free(memory_); }
+    explicit Scratch(std::size_t bytes) : buffer_(take_scratch(round(bytes))) {}
+    ~Scratch() { give_scratch(buffer_); }
     Scratch(const Scratch&) = delete;
     Scratch& operator=(const Scratch&) = delete;
     template <class X>
     static std::size_t bytes(std::size_t n) {
         return round(n * sizeof(X));
     }
-    char* data() const { return memory_; }
+    char* data() const { return static_cast<char*>(buffer_.data); }
 
 private:
     static std::size_t round(std::size_t n) { return (n + 63) / 64 * 64; }
-    char* memory_;
+    Buffer buffer_;
 };
 
 class Cutter {
