@@ -116,8 +116,8 @@ def watch(part: str, first: int, minutes: float) -> int:
         process = subprocess.Popen([*command, "--worker", status.name])  # noqa: S603
         code = patience(process, Path(status.name))
         told = Path(status.name).read_text().strip()
-    if code:
-        why = {1: "a finding", None: f"no answer in {HANG:g} s"}.get(code) or ending(code)
+    if code != 0:
+        why = f"no answer in {HANG:g} s" if code is None else "a finding" if code == 1 else ending(code)
         found(f"{part} {told}: {why}", f"python tests/fuzz.py {part} --only {told}")
     result = json.loads(told)
     counts = ", ".join(f"{n} {word}" for word, n in sorted(result["counts"].items()))

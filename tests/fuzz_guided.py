@@ -53,7 +53,7 @@ def main() -> None:
     corpus.mkdir(parents=True, exist_ok=True)
     for i, seed in enumerate(seeds):
         (corpus / f"seed-{i}").write_bytes(seed)
-    limits = ["-timeout=60", "-rss_limit_mb=4096", "-max_len=4096", f"-artifact_prefix={folder}/finding-"]
+    limits = ["-timeout=300", "-rss_limit_mb=4096", "-max_len=4096", f"-artifact_prefix={folder}/finding-"]
     again = [word for word in rest if not word.startswith("-")]
     atheris.Setup([sys.argv[0], *limits, *rest, *([] if again else [str(corpus)])], judge)
     atheris.Fuzz()

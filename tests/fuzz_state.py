@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from hypothesis import HealthCheck, seed, settings
+from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -182,10 +182,16 @@ def describe(number: int) -> str:
     return f"seed {number}"
 
 
-def judge(number: int) -> str:
-    """Run five programs of this seed."""
+def judge(number: int, *, shorten: bool = True) -> str:
+    """Run five programs of this seed; one that fails is made as short as it can be."""
+    phases = [phase for phase in Phase if shorten or phase not in (Phase.shrink, Phase.explain)]
     chosen = settings(
-        max_examples=5, stateful_step_count=40, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+        max_examples=5,
+        stateful_step_count=40,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        phases=phases,
     )
     threads, isa = attngrad.get_num_threads(), _native.isa()
     try:

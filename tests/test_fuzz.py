@@ -81,7 +81,7 @@ FAULTS = {
 def test_random_programs_see_planted_faults(monkeypatch, fault):
     monkeypatch.setattr(attngrad.MultiHeadAttention, *FAULTS[fault])
     with pytest.raises((AssertionError, ValueError)):
-        [fuzz_state.judge(number) for number in range(3)]
+        [fuzz_state.judge(number, shorten=False) for number in range(3)]
 
 
 PLANTED = """
@@ -188,6 +188,13 @@ def test_gradients_beyond_float16_are_infinite_without_a_warning():
     layer.params["w_v"][...] = layer.params["w_o"][...] = 200.0
     y = layer(np.ones((1, 2), np.float16))
     assert np.isinf(layer.backward(np.full_like(y, 100.0))).any()
+
+
+@pytest.mark.parametrize(("dtype", "cap"), [(np.float64, 1e-320), (np.float32, 1e-320), (np.float16, 1e-40)])
+def test_a_softcap_whose_inverse_is_infinite_is_refused(dtype, cap):
+    q = np.ones((2, 2), dtype)
+    with pytest.raises(ValueError, match="attention: softcap must be at least .* as a normal number"):
+        attngrad.attention(q, q, q, softcap=cap)
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
