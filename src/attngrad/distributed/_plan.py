@@ -67,7 +67,7 @@ def plan(
     ::
 
         time of a step = max(2 (D + D) B H (n / ranks)^2 / flops, bytes / bandwidth)    backward: 2.5 times the FLOPs
-        memory         = 8 tensors of a shard + 5 pairs of them / pieces + a tile      pieces: 8, of 1024 tokens or more
+        memory         = 8 tensors of a shard + 5 pairs of them / pieces + a tile      pieces: 8, of 2048 tokens or more
 
     ``bandwidth`` is what a rank sends in bytes a second while it receives as much; ``flops`` what its kernels reach
     (``attngrad bench`` measures it). ``itemsize`` is 2 for 16-bit inputs, whose sums are float32. ``causal`` halves the

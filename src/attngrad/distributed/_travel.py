@@ -22,15 +22,18 @@ from attngrad.distributed._layout import Layout, Run, packed
 from attngrad.distributed._transport import Ring
 
 TILE = 1024
-"""Tokens of a tile at most, on the sides that its results have; and of a piece at least, that messages are few."""
+"""Tokens of a tile at most, on the sides that its results have; smaller ones would cost time."""
 PIECES = 8
 """Of a shard at most."""
 _LINE = 64  # bytes: where an array of a block may begin
 
 
 def pieces(largest: int) -> int:
-    """How many pieces the shards are cut into, when the largest has so many keys."""
-    return max(1, min(PIECES, largest // TILE))
+    """How many pieces the shards are cut into, when the largest has so many keys.
+
+    In zigzag a piece has two runs, and each should fill a tile.
+    """
+    return max(1, min(PIECES, largest // (2 * TILE)))
 
 
 class Route:
