@@ -193,7 +193,7 @@ def test_gradients_beyond_float16_are_infinite_without_a_warning():
 @pytest.mark.parametrize(("dtype", "cap"), [(np.float64, 1e-320), (np.float32, 1e-320), (np.float16, 1e-40)])
 def test_a_softcap_whose_inverse_is_infinite_is_refused(dtype, cap):
     q = np.ones((2, 2), dtype)
-    with pytest.raises(ValueError, match="attention: softcap must be at least .* as a normal number"):
+    with pytest.raises(ValueError, match=r"attention: softcap must be at least .* as a normal number"):
         attngrad.attention(q, q, q, softcap=cap)
 
 
