@@ -131,7 +131,7 @@ def main() -> None:
             sys.stdout.write(json.dumps(line) + "\n")
     if "time" in arguments.what:
         n = 8192
-        for causal in (True, False):
+        for causal in (False, True):
             (found,) = _spawn(_time, 2, n, causal, arguments.rounds)
             ring, one = (statistics.median(found[name]) for name in ("ring", "one"))
             ratio = statistics.median(a / b for a, b in zip(found["ring"], found["one"], strict=True))
