@@ -45,15 +45,6 @@ def closes(q, k, v, dout):
     os.closerange(3, 256)
     return right(q, k, v, dout)
 
-def scribbles(q, k, v, dout):
-    import os
-    for descriptor in range(1, 16):
-        try:
-            os.write(descriptor, b"\\xff\\xfe{}\\n[1]\\n")
-        except OSError:
-            pass
-    return right(q, k, v, dout)
-
 def breaks_numpy(q, k, v, dout):
     results = right(q, k, v, dout)
     np.exp = None
