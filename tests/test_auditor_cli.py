@@ -67,6 +67,15 @@ def holds(q, k, v, dout):
     import itertools
     return sum(itertools.repeat(0))  # never gives the lock of the interpreter back
 
+def scribbles(q, k, v, dout):
+    import os
+    for descriptor in range(1, 16):
+        try:
+            os.write(descriptor, b"\\xff\\xfe{}\\n[1]\\n")
+        except OSError:
+            pass
+    return right(q, k, v, dout)
+
 def babbles(q, k, v, dout):
     import os, sys
     os.write(int(sys.argv[1]), b"no JSON\\n")
