@@ -53,11 +53,15 @@ sanitize-address: .venv/.installed-test
 	  UBSAN_OPTIONS=print_stacktrace=1 $(SANITIZED)/bin/python -m pytest -n auto -p no:cacheprovider \
 	  tests/test_kernels.py tests/test_attention.py tests/test_tangents.py tests/test_philox.py -k "not linear_memory"
 
-# One process: the tests of threads make many. What is reported ends it (halt_on_error), with exit status 66.
+# First the pool without Python, then the tests of threads in one process. What is reported ends it with exit status 66.
+RACES := TSAN_OPTIONS="halt_on_error=1 exitcode=66 die_after_fork=0"
 sanitize-thread: SANITIZERS := thread
 sanitize-thread: .venv/.installed-test
+	mkdir -p build
+	$(CXX) -std=c++20 -O1 -g -fsanitize=thread -pthread -o build/pool tests/pool.cpp csrc/team.cpp csrc/buffers.cpp
+	$(RACES) build/pool
 	$(install-sanitized)
-	LD_PRELOAD="$$(gcc -print-file-name=libtsan.so)" TSAN_OPTIONS="halt_on_error=1 exitcode=66" \
+	LD_PRELOAD="$$(gcc -print-file-name=libtsan.so)" $(RACES) \
 	  $(SANITIZED)/bin/python -m pytest -p no:cacheprovider tests/test_load.py tests/test_kernels.py \
 	  -k "thread or at_once or workers or fork or interpreter or alive"
 

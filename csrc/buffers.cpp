@@ -81,6 +81,7 @@ void give_buffer(Buffer buffer) noexcept {
 
 Buffer take_scratch(std::size_t bytes) {
     if (bytes <= small) {
+        bytes = (bytes + 63) / 64 * 64;
         void* data = std::aligned_alloc(64, bytes);
         if (!data && bytes) throw std::bad_alloc();
         return {data, bytes};
