@@ -166,7 +166,7 @@ def judge(number: int) -> str:
         scale = np.abs(want).max(initial=0.0)
         if finite and x.dtype.itemsize > 2 and scale < 1e30:
             off = np.abs(x - want).max(initial=0.0)
-            least = 100 * np.finfo(x.dtype).smallest_subnormal  # numbers that are not normal round to it, not to eps
+            least = 100 * np.finfo(x.dtype).tiny * max(1.0, largest(c)) ** 2  # what underflows, times what it meets
             assert off <= tolerance * scale + least, (path, off, scale)
     return "right" if finite else "not finite"
 
