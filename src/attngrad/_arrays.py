@@ -28,7 +28,7 @@ def is_array(x: object) -> bool:
     """Whether ``x`` is an array of NumPy or of an array-API namespace."""
     if isinstance(x, np.ndarray):
         return True
-    if isinstance(x, (type(None), bool, int, float, complex, str, tuple, list, dict, np.generic)):
+    if isinstance(x, (type, type(None), bool, int, float, complex, str, tuple, list, dict, np.generic)):
         return False
     from array_api_compat import is_array_api_obj
 

@@ -296,7 +296,7 @@ ARCHIVES = [
     Row("npz: inf", arrays(v=nan(V, np.inf)), ValueError, "v must be finite; got infinities"),
     Row("npz: a number for q", arrays(q=np.array(1.0)), ValueError, "trace: q must have at least 2 axes"),
     Row("npz: shapes that do not fit", arrays(k=K[:, :, :2]), ValueError, r"trace: k must have 4 features"),
-    Row("npz: no queries", arrays(q=Q[:, :0])),
+    Row("npz: no queries", arrays(q=Q[:, :0]), ValueError, r"there is nothing to show; got q of shape \(2, 0, 4\)"),
     Row("npz: too many scores", arrays(q=np.zeros((3000, 1)), k=np.zeros((3000, 1)), v=np.zeros((3000, 1))), ValueError, "at most 4,000,000 scores"),
     Row("npz: one of two segments", arrays(q_segments=np.zeros(3, int)), ValueError, "must have both q_segments and k_segments"),
     Row("npz: offset of a float", arrays(offset=np.array(1.5)), ValueError, "offset must be an integer"),

@@ -108,7 +108,7 @@ OPTIONS = [
     option("offset and window: both far, the other way", offset=-(2**61) + 1, window=(0, 2**61)),
     option("offset and window: the farthest", offset=-(2**61) + 1, window=(2**62 - 1, 2**62 - 1), causal=True),
     option("offset without causal or window", offset=3),
-    option("softcap: small", softcap=2.0**-1000, scale=1e-5),
+    option("softcap: small", softcap=2.0**-1000, scale=2.0**-998),
     option("softcap: large", softcap=2.0**1000),
     option("dropout: tiny", dropout=5e-324, seed=0),
     option("dropout: nearly 1", dropout=1 - 2.0**-53, seed=0),

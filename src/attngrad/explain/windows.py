@@ -38,6 +38,8 @@ class Matrix(NamedTuple):
 def check_place(function: str, trace: Trace, head: int, batch: int) -> None:
     """``head`` and ``batch`` are in the trace."""
     x = trace.operands
+    if 0 in (*x.out_shape, *x.scores_shape, x.q.shape[-1]):
+        raise ValueError(f"{function}: there is nothing to show; got q of shape {x.q.shape}, v of {x.v.shape}.")
     for argument, value, n in (("head", head, x.heads), ("batch", batch, math.prod(x.q.shape[:-3]))):
         if not 0 <= check_integer(function, argument, value) < n:
             fail(ValueError, function, argument, f"be in [0, {n})", value)
