@@ -288,8 +288,8 @@ void run_chunks(const Problem& p, const Plane& dbias, double flops, Team& team, 
     if (p.B * p.Hq * p.T == 0) return;
     const RowBlocks rows(p, block<T>);
     // As many blocks of queries at once as fit the second-level cache with all that is packed of them.
-    const long packed = static_cast<long>(sizeof(T)) * block<T> * Pass::packed_rows(p);
-    const int capacity = static_cast<int>(std::clamp<long>(512 * 1024 / std::max(packed, 1L), 1, 8));
+    const long packed = static_cast<long>(sizeof(T)) * block<T> * std::max(1L, Pass::packed_rows(p));
+    const int capacity = static_cast<int>(std::clamp<long>(512 * 1024 / packed, 1, 8));
     const std::int64_t heads = p.B * p.Hk, chunks = (rows.count + capacity - 1) / capacity, tasks = heads * chunks;
     const std::int64_t tiles = (p.S + keys<T> - 1) / keys<T>;
     const int worth = worth_waking(flops * p.B * p.Hq * p.T * p.S), workers = team.workers(tasks, worth);
