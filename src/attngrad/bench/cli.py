@@ -142,12 +142,14 @@ def _report(results: Results, json_file: str | None, plots: str | None, markdown
 
     from rich.console import Console
 
+    from attngrad import _files
     from attngrad.bench import report
     from attngrad.bench.bounds import judge
 
     report.render(results, Console())
     if json_file is not None:
-        Path(json_file).write_text(json.dumps(results.to_json(), indent=1, allow_nan=False) + "\n")
+        text = json.dumps(results.to_json(), indent=1, allow_nan=False) + "\n"
+        _files.replace(json_file, text.encode())
     images: list[Path] = []
     if plots is not None:
         from attngrad.bench.plots import draw
@@ -157,7 +159,8 @@ def _report(results: Results, json_file: str | None, plots: str | None, markdown
     if markdown is not None:
         from attngrad.bench.markdown import page
 
-        Path(markdown).write_text(page(results, [os.path.relpath(image, Path(markdown).parent) for image in images]))
+        text = page(results, [os.path.relpath(image, Path(markdown).parent) for image in images])
+        _files.replace(markdown, text.encode())
     missed = [v for v in judge(results) if v.holds is False]
     for verdict in missed if check else ():
         click.echo(f"missed: {verdict.sentence}", err=True)
