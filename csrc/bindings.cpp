@@ -242,7 +242,7 @@ struct Tensor {
     std::array<std::int64_t, 4> shape{};
     bool batched = false;
 
-    // Whether x has three or four axes, none empty, with features contiguous.
+    // Whether x has three or four axes, none empty or too long, with features contiguous.
     bool read(nb::handle x) {
         const nb::tuple sizes(x.attr("shape")), strides(x.attr("stride")());
         batched = sizes.size() == 4;
@@ -252,9 +252,10 @@ struct Tensor {
         for (int i = batched ? 0 : 1, from = 0; i < 4; ++i, ++from) {
             shape[i] = nb::cast<std::int64_t>(sizes[from]);
             step[i] = nb::cast<std::int64_t>(strides[from]);
+            if (shape[i] < 1 || shape[i] >= std::int64_t{1} << 31) return false;
         }
         rows = {reinterpret_cast<const void*>(nb::cast<std::uintptr_t>(x.attr("data_ptr")())), step[0], step[1], step[2]};
-        return rows.data && shape[0] * shape[1] * shape[2] * shape[3] > 0 && (shape[3] == 1 || step[3] == 1);
+        return rows.data && (shape[3] == 1 || step[3] == 1);
     }
 };
 

@@ -78,7 +78,7 @@ def test_an_unexplained_result_is_told_with_its_pattern():
 
     report = audit(candidate, effort="quick")
     assert report.mistakes == ()
-    text = str(report)
+    text = " ".join(str(report).split())
     assert "It is 1.25 times what it should be" in text
     assert "only row" in text
     assert "no known mistake explains it" in text

@@ -123,11 +123,11 @@ def test_the_driver_tells_what_was_found_and_how_to_see_it_again(tmp_path, fault
     ("words", "rule"),
     [
         (["explain", "--shape", "2000,2000,2000"], "a trace must have at most 4,000,000 scores"),
-        (["explain", "--shape", "1,999999999"], "a trace must have at most 4,000,000 scores"),
+        (["explain", "--shape", "1,999999999"], "q and k must have at most 64,000,000 numbers"),
         (["explain", "--segments", "nan,0,0,0"], "--segments must be integer ids"),
         (["explain", "--segments", "1e300,0,0,0"], "--segments must be integer ids"),
-        (["audit", "x.py:f", "--time-limit", "nan"], "must be a number; got nan"),
-        (["audit", "x.py:f", "--memory", "nan"], "must be a number; got nan"),
+        (["audit", "x.py:f", "--time-limit", "nan"], "must be finite; got nan"),
+        (["audit", "x.py:f", "--memory", "nan"], "must be finite; got nan"),
     ],
 )
 def test_hostile_options_get_an_error_of_one_line(words, rule):
@@ -193,7 +193,7 @@ def test_gradients_beyond_float16_are_infinite_without_a_warning():
 @pytest.mark.parametrize(("dtype", "cap"), [(np.float64, 1e-320), (np.float32, 1e-320), (np.float16, 1e-40)])
 def test_a_softcap_whose_inverse_is_infinite_is_refused(dtype, cap):
     q = np.ones((2, 2), dtype)
-    with pytest.raises(ValueError, match=r"attention: softcap must be at least .* as a normal number"):
+    with pytest.raises(ValueError, match=r"attention: softcap must be from"):
         attngrad.attention(q, q, q, softcap=cap)
 
 

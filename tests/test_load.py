@@ -215,7 +215,7 @@ def test_the_soak_sees_a_leak(monkeypatch):
     right = attngrad.attention
 
     def leaks(*args: Any, **options: Any) -> Any:
-        kept.append(np.ones(2000))
+        kept.append(np.ones(40_000))  # more than earlier tests have left free
         return right(*args, **options)
 
     monkeypatch.setattr(attngrad, "attention", leaks)

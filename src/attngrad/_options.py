@@ -412,12 +412,6 @@ def reject_unknown(function: str, options: Mapping[str, object]) -> None:
             raise TypeError(f"{function}: unknown option {name!r}. {hint}")
 
 
-@lru_cache(maxsize=8)
-def _least(dtype: Any) -> float:
-    """The smallest normal number of the dtype that the kernels compute in."""
-    return float(np.finfo(ACCUMULATE.get(dtype, dtype)).tiny)
-
-
 def bind(
     function: str, q: Array, k: Array, v: Array, options: Mapping[str, Any], *, kernels: bool = True
 ) -> tuple[Operands, Options, bool]:
@@ -442,8 +436,6 @@ def bind(
     scale, softcap = get("scale"), get("softcap")
     if softcap is not None and (softcap := check_real(function, "softcap", softcap)) <= 0.0:
         fail(ValueError, function, "softcap", "be positive", softcap, "None means no cap.")
-    if softcap is not None and kernels and softcap < (least := _least(q.dtype)):  # its inverse must be finite
-        fail(ValueError, function, "softcap", f"be at least {least:.4g}, as a normal number of {q.dtype} is", softcap)
     dropout, seed = check_dropout(function, get("dropout", 0.0), get("seed"))
     bound = Options(
         scale=default.scale if scale is None else check_real(function, "scale", scale),

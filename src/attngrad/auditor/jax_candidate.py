@@ -18,6 +18,12 @@ def audit(fn: Any, **keywords: Any) -> AuditReport:
     dq, dk and dv come from ``jax.vjp``; where ``fn`` offers them, forward mode (``jax.jvp``) and second order are
     audited too, all under ``jax.jit``. float64 is enabled for the calls. Options are passed as keywords if ``fn`` takes
     them. One call may take a minute (``time_limit``), since every shape is compiled.
+
+    >>> import jax
+    >>> def fn(q, k, v):
+    ...     return jax.nn.softmax(q @ k.mT, -1) @ v
+    >>> audit(fn, effort="quick").mistakes
+    ('scale-missing',)
     """
     keywords.setdefault("time_limit", 60.0)
     modes = {"forward mode": _caller(_forward_mode), "double backward": _caller(_double_backward)}

@@ -15,6 +15,10 @@ def audit(fn: Any, **keywords: Any) -> AuditReport:
 
     dq, dk and dv come from ``torch.autograd.grad``; where ``fn`` offers them, forward mode (``torch.func.jvp``) and
     double backward are audited too. Options are passed as keywords if ``fn`` takes them.
+
+    >>> import torch
+    >>> audit(lambda q, k, v: torch.softmax(q @ k.mT, -1) @ v, effort="quick").mistakes
+    ('scale-missing',)
     """
     modes = {"forward mode": _forward_mode, "double backward": _double_backward}
     return audit_differentiable(fn, _gradients, modes, **keywords)

@@ -10,7 +10,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from attngrad._options import OptionArguments, Options, check_flag, check_integer, fail, reject_unknown
+from attngrad._options import (
+    OptionArguments,
+    Options,
+    check_flag,
+    check_integer,
+    check_magnitudes,
+    fail,
+    reject_unknown,
+)
 from attngrad.torch import _functions, _ops, _passes, _plain
 from attngrad.torch._passes import Inputs
 
@@ -56,7 +64,10 @@ def _attention(function: str, q: Tensor, k: Tensor, v: Tensor, options: Any) -> 
 def _eager(function: str, q: Tensor, k: Tensor, v: Tensor, options: Any) -> Any:
     want_lse = check_flag(function, "return_lse", options.get("return_lse", False))
     if options.keys() <= _SCALARS and (kind := _plain.kind_of(q, k, v)) is not None:
-        found = _plain.attention(_settings(function, q, options), kind, q, k, v, want_lse)
+        o = _settings(function, q, options)
+        if "scale" in options or "softcap" in options:
+            check_magnitudes(function, o.scale, o.softcap, _plain.COMPUTED[kind])
+        found = _plain.attention(o, kind, q, k, v, want_lse)
         if found is not None:
             return found
     for name, x in (("q", q), ("k", k), ("v", v)):
