@@ -401,6 +401,8 @@ void narrow(int type, Array in, Output out) {
 }
 
 // Operations a second of multiply-adds on all threads, and bytes a second read from a large array.
+constexpr int worth_all = 4096;  // sleeping workers are woken, too
+
 double fma_rate(bool f64, std::int64_t rounds) {
     const int threads = g_threads;
     const Kernels& kernels = *g_kernels.load();
@@ -408,7 +410,7 @@ double fma_rate(bool f64, std::int64_t rounds) {
     Team team(threads, {});
     const auto start = std::chrono::steady_clock::now();
     std::atomic<std::int64_t> done{0};
-    team.run(threads, threads, [&](std::int64_t, int) {
+    team.run(threads, worth_all, [&](std::int64_t, int) {
         done += static_cast<std::int64_t>((f64 ? kernels.multiply_add_f64 : kernels.multiply_add_f32)(rounds));
     });
     return static_cast<double>(done) / std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -423,7 +425,7 @@ double read_rate(nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device:
     Team team(threads, {});
     const auto start = std::chrono::steady_clock::now();
     std::atomic<std::int64_t> done{0};
-    team.run(threads, threads, [&](std::int64_t task, int) {
+    team.run(threads, worth_all, [&](std::int64_t task, int) {
         done += static_cast<std::int64_t>(kernels.read_memory(first + task * part, part));
     });
     return static_cast<double>(done) / std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
