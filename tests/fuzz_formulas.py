@@ -6,10 +6,10 @@ A part of `make fuzz`; see fuzz.py.
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Callable
 from functools import cache
 
+import fuzz_tools
 from attngrad.auditor.formulas import FormulaError, audit_formula
 from attngrad.auditor.formulas.symbols import ALIASES, FUNCTION_ALIASES, FUNCTIONS, KNOWN
 from printed import PRINTED
@@ -102,31 +102,21 @@ def draw(number: int) -> str:
     return rng.choice(KINDS)(rng)
 
 
-class Watch:
+class Watch(fuzz_tools.Watch):
     """Whether anything is compiled, executed, opened or started while it is on, by Python's own audit events."""
 
     FORBIDDEN = ("compile", "exec", "open", "os.", "subprocess.", "socket.", "ctypes.", "import")
 
-    def __init__(self) -> None:
-        self.on, self.seen = False, []  # type: ignore[var-annotated]
-        sys.addaudithook(self.hook)
-
-    def hook(self, event: str, arguments: tuple[object, ...]) -> None:
-        if self.on and event.startswith(self.FORBIDDEN):
-            self.seen.append((event, str(arguments)[:200]))
-
 
 def check(text: str, watch: Watch) -> str:
     """Judge a text: "read" or "refused"; AssertionError where something else happens."""
-    watch.on = True
-    try:
-        report = audit_formula(text)
-        str(report), report.to_json()
-    except FormulaError as refused:
-        report, error = None, refused
-    finally:
-        watch.on = False
-    assert not watch.seen, watch.seen
+    report = None
+    with watch:
+        try:
+            report = audit_formula(text)
+            str(report), report.to_json()
+        except FormulaError as refused:
+            error = refused
     if report is None:
         assert 0 <= error.position <= len(text)
         assert str(error).startswith("audit_formula: ")

@@ -85,7 +85,14 @@ def refused(error: Exception, *beginnings: str) -> str:
 class Watch:
     """The audit events of Python that no file and no argument may cause."""
 
-    FORBIDDEN = ("pickle.find_class", "os.system", "os.exec", "os.posix_spawn", "subprocess.Popen", "socket.connect")
+    FORBIDDEN: tuple[str, ...] = (
+        "pickle.find_class",
+        "os.system",
+        "os.exec",
+        "os.posix_spawn",
+        "subprocess.Popen",
+        "socket.connect",
+    )
 
     def __init__(self) -> None:
         self.on, self.seen = False, []  # type: ignore[var-annotated]

@@ -180,26 +180,25 @@ def test_cotangents_and_tangents_are_named(function: str, row: Row):
         judge(row, partial(run, call), "pullback" if function == "vjp" else function)
 
 
-@functions
-@rows("values", "empty axes")
-def test_awkward_values_and_empty_axes_are_right(function: str, row: Row):
+def assert_as_the_reference(function: str, row: Row) -> None:
     run, _ = FUNCTIONS[function]
     call = good()
     row.do(call)
     with unwritten(call):
         found = run(call)
     assert_right(found, run_quietly(run, call.plain(), reference))
+
+
+@functions
+@rows("values", "empty axes")
+def test_awkward_values_and_empty_axes_are_right(function: str, row: Row):
+    assert_as_the_reference(function, row)
 
 
 @pytest.mark.parametrize("function", ["attention", "attention_weights"])
 @rows("values of scores")
 def test_scores_that_overflow_are_those_of_the_reference(function: str, row: Row):
-    run, _ = FUNCTIONS[function]
-    call = good()
-    row.do(call)
-    with unwritten(call):
-        found = run(call)
-    assert_right(found, run_quietly(run, call.plain(), reference))
+    assert_as_the_reference(function, row)
 
 
 def test_a_query_whose_scores_are_all_minus_infinity_is_as_one_that_sees_nothing():

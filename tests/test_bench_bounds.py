@@ -41,6 +41,13 @@ def test_every_ratio_bound_is_missed_by_a_slow_run():
     assert len(missed) == len(bounds.BOUNDS) - len(kept)
 
 
+def test_a_share_of_the_peak_above_one_is_not_judged():
+    slow = results_of()
+    slow.rows = [replace(row, peak=row.peak / 2) for row in slow.rows]  # as a probe on one thread of two
+    shares = [v for v in bounds.judge(slow) if v.bound.text.startswith("FMA share")]
+    assert [v.holds for v in shares] == [None, None]
+
+
 def test_decoding_may_lose_five_percent_or_else_reach_the_bandwidth():
     (bound,) = [b for b in bounds.BOUNDS if b.text.startswith("decoding")]
 

@@ -92,8 +92,14 @@ def _over_own_pass(_: Results, row: Row) -> float:
     return PASSES[one.method].cost / one.cost / row.ratio(OWN_BASE)
 
 
+def _share(results: Results, row: Row) -> float:
+    """Of the peak; NaN where it is above 1 by more than the clock moves: then the probe did not run as it should."""
+    share = results.fraction(row)
+    return share if share <= 1.2 else math.nan
+
+
 LEAST_RATIO = _worst(False, _ratio)
-LEAST_FRACTION = _worst(False, lambda results, row: results.fraction(row))
+LEAST_FRACTION = _worst(False, _share)
 MOST_OWN = _worst(True, _over_own_pass)
 F, FB = "forward", "forward + backward"
 JVP, HVP = "jvp", "hvp"
