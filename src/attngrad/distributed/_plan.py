@@ -39,7 +39,7 @@ class Plan(NamedTuple):
     held: int
     """Of the memory: q, k, v, out, dout, dq, dk, dv and the statistics of the rows; falls as 1 / ranks."""
     travelling: int
-    """Of the memory: two pieces of k and v, and three of the sums for dk and dv."""
+    """Of the memory: two pieces of k and v, and three (of two ranks, two) of the sums for dk and dv."""
     tile: int
     """Of the memory: what one call of the kernels gives; the same for any number of ranks."""
 
@@ -75,7 +75,7 @@ def plan(
 
     >>> p = plan(1_000_000, 64, heads=32, dim=128, bandwidth=10e9, flops=2e12, key_heads=8, itemsize=2, causal=True)
     >>> f"{p.memory / 1e9:.1f} GB, {p.time:.0f} s, {p.bound}, {p.efficiency:.2f}"
-    '1.3 GB, 224 s, compute, 1.00'
+    '1.4 GB, 224 s, compute, 1.00'
     """
     name = "plan"
     sizes = {"n": n, "ranks": ranks, "heads": heads, "dim": dim, "batch": batch, "itemsize": itemsize}
@@ -100,18 +100,18 @@ def plan(
     block, sums = 2 * keys * dim * itemsize, 2 * keys * dim * wide
     held = 4 * rows * dim * itemsize + 2 * block + 4 * rows * wide  # q, out, dout, dq; k, v, dk, dv; statistics
     if itemsize == 2:
-        held += 2 * rows * dim * wide  # out and dq in float32
-    travelling = (min(ranks, 2) * block + 3 * sums) // count
+        held += 2 * rows * dim * wide + sums  # out, dq, dk and dv in float32
+    travelling = (2 * block + min(ranks, 3) * sums) // count if ranks > 1 else 0
     tile = 2 * batch * (heads + key_heads) * min(tokens, TILE) * dim * wide  # q, out; dq; k, v; dk, dv
     forward_flops = 4.0 * dim * batch * heads * float(tokens) ** 2 * (0.5 if causal else 1.0)
     computes = (forward_flops / flops, 2.5 * forward_flops / flops)
     sends = (block, block + sums) if ranks > 1 else (0, 0)
     transfers = tuple(size / bandwidth for size in sends)
-    total_bytes = (ranks - 1) * 2 * block + ranks * sums if ranks > 1 else 0
-    # k and v travel in all steps but the last; the sums in all but the first, and once more, while others compute
+    total_bytes = (ranks - 1) * (2 * block + sums)
+    # k and v travel in all steps but the last; the sums in all but the first two, and once more, while others compute
     step_time = sum(map(max, computes, transfers))
     hop = sums / bandwidth if ranks > 1 else 0.0
-    time = (ranks - 1) * step_time + computes[0] + max(computes[1], hop) + hop / count
+    time = (ranks - 1) * step_time + sum(computes) + hop / count
     arithmetic = ranks * sum(computes)
     return Plan(
         tokens,

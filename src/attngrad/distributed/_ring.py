@@ -62,7 +62,12 @@ def _cut(runs: list[Run]) -> Iterator[Run]:
 
 
 def _joined(runs: list[Run]) -> list[Run]:
-    return [Run(0, 0, sum(run.length for run in runs))] if runs else []
+    """One run where one begins as the other ends; positions are lost."""
+    joined: list[Run] = []
+    for run in runs:
+        first = joined.pop() if joined and joined[-1].here.stop == run.local else Run(run.local, 0, 0)
+        joined.append(Run(first.local, 0, first.length + run.length))
+    return joined
 
 
 def sees(o: Options, offset: Array | int, queries: int, keys: int) -> bool:
@@ -203,10 +208,14 @@ def backward(ring: Ring, job: Job, x: Operands, saved: Saved, dout: Array | None
     keys, sums = Keys(route, _travelling(x)), Sums(route, x.k, x.v, dtype)
     for ring.step in range(1, route.steps + 1):
         ring.start(*map(operator.add, keys.depart(), sums.depart()))
+        rows, of_rows = slice(0), saved
         for tile in job.tiles(x, ring.rank, keys.runs, cut_keys=True):
-            rows = tile.rows.here
-            # in a row that saw nothing, inverse = 0: there the kernels give zero
-            of_rows = Saved(*map(np.ascontiguousarray, (saved.out[..., rows, :], *(s[..., rows] for s in saved[1:]))))
+            if tile.rows.here != rows:
+                rows = tile.rows.here
+                # in a row that saw nothing, inverse = 0: there the kernels give zero
+                of_rows = Saved(
+                    *map(np.ascontiguousarray, (saved.out[..., rows, :], *(s[..., rows] for s in saved[1:])))
+                )
             g = _kernels.backward(
                 _operands(x, tile, keys.here),
                 job.options,
@@ -218,7 +227,7 @@ def backward(ring: Ring, job: Job, x: Operands, saved: Saved, dout: Array | None
             if dbias is not None:
                 dbias[_slice(dbias, tile)] += g.bias
             sums.add(tile.columns.here, g)
-            del of_rows, g
+            del g
         ring.wait()
         keys.arrive()
         sums.arrive()
@@ -229,6 +238,10 @@ def backward(ring: Ring, job: Job, x: Operands, saved: Saved, dout: Array | None
         return Gradients(
             *(None if g is None else g.astype(p.dtype, copy=False) for g, p in zip(found, x, strict=False))
         )
+
+
+def _of_rows(saved: Saved, rows: slice) -> Saved:
+    return Saved(*map(np.ascontiguousarray, (saved.out[..., rows, :], *(x[..., rows] for x in saved[1:]))))
 
 
 def _sink_gradient(x: Operands, saved: Saved, dout: Array | None, dlse: Array | None) -> Array:

@@ -2,7 +2,8 @@
 
 A shard of keys is cut into pieces, and each makes the whole way round before the next sets out. So what a rank holds
 of others is a few pieces, whatever the shard: two of keys and values (one that is here and leaves, one that comes) and
-three of sums (one that leaves, one that comes, and the part of this step).
+three of sums (one that leaves, one that comes, and the part of this step). What a rank's own queries give its own keys
+stays at home.
 """
 
 from __future__ import annotations
@@ -114,32 +115,34 @@ def _like(arrays: Sequence[Array], dtype: Any = None) -> list[tuple[tuple[int, .
 
 
 class Keys:
-    """k, v and what else belongs to keys, on their way; ``here`` is the block of this step, ``runs`` its tokens."""
+    """k, v and what else belongs to keys, on their way: ``here`` are the arrays of this step, ``runs`` their tokens.
+
+    In the first step of a piece these are the own arrays, while a copy of the piece leaves.
+    """
 
     def __init__(self, route: Route, own: Sequence[Array]) -> None:
         self._route, self._own = route, own
         self._blocks = Blocks(_like(own), route.largest)
         self._here: Block | None = None
         self._coming: Block | None = None
+        self.here: Sequence[Array] = []
         self.runs: list[Run] = []
-
-    @property
-    def here(self) -> list[Array]:
-        """The arrays of the block."""
-        return [] if self._here is None else self._here.parts
 
     def depart(self) -> tuple[list[Tensor], list[Tensor]]:
         """What to send and to receive during this step."""
         route = self._route
         runs = route.runs(route.source, route.piece)
-        self.runs = packed(runs)
+        if self._here is None:
+            self.here, self.runs = self._own, runs
+        else:
+            self.here, self.runs = self._here.parts, packed(runs)
+        if route.hops + 1 == route.ring.size:
+            return [], []
         if self._here is None:
             self._here = self._blocks.take(route.length(route.source, route.piece))
             for x, part in zip(self._own, self._here.parts, strict=True):
-                for run, place in zip(runs, self.runs, strict=True):
+                for run, place in zip(runs, packed(runs), strict=True):
                     part[..., place.here, :] = x[..., run.here, :]
-        if route.hops + 1 == route.ring.size:
-            return [], []
         self._coming = self._blocks.take(route.length(route.ring.source(route.hops + 1), route.piece))
         return [self._here.message], [self._coming.message]
 
@@ -153,48 +156,55 @@ class Keys:
 class Sums:
     """dk and dv from all ranks: they follow the keys, one step behind, and every rank adds its part.
 
-    After its last step a piece makes one hop more and is home, while the next one sets out.
+    The part of the own rank stays at home, where it meets what the others give: after its last step a piece makes one
+    hop more and is home, while the next one sets out.
     """
 
     def __init__(self, route: Route, k: Array, v: Array, dtype: Any) -> None:
         self._route = route
         self._blocks = Blocks(_like([k, v], dtype), route.largest)
-        self._home = (empty(k.shape, k.dtype), empty(v.shape, v.dtype))
+        self._home = [empty(x.shape, dtype) for x in (k, v)]
+        for x in self._home:
+            x.fill(0)
         self._leaving: Block | None = None
         self._coming: Block | None = None
-        self._part: Any = None
+        self._part: Block | None = None
 
     def depart(self) -> tuple[list[Tensor], list[Tensor]]:
         """What to send and to receive during this step; and its part, which begins at zero."""
         route = self._route
+        if not route.hops:
+            return self._hop(route.source, route.piece - 1)
         self._part = self._blocks.take(route.length(route.source, route.piece))
         for x in self._part.parts:
             x.fill(0)
-        return self._hop(route.source, route.piece if route.hops else route.piece - 1)
+        return self._hop(route.source, route.piece)
 
     def add(self, columns: slice, g: Gradients) -> None:
-        """What a tile gives."""
-        for part, x in zip(self._part.parts, (g.k, g.v), strict=True):
+        """What a tile gives; ``columns`` are places in the arrays that ``Keys`` has here."""
+        for part, x in zip(self._home if self._part is None else self._part.parts, (g.k, g.v), strict=True):
             part[..., columns, :] += x
 
     def arrive(self) -> None:
         """What has come is home, or takes the part of this step; what is here leaves in the next."""
-        coming = self._arrived()
-        self._leaving = self._part
-        if coming is not None and self._route.hops == 0:
+        coming, part = self._arrived(), self._part
+        self._part, self._leaving = None, part
+        if coming is not None and part is None:
             self._unload(coming, self._route.piece - 1)
-        elif coming is not None:
-            for total, x in zip(coming.parts, self._part.parts, strict=True):
+        elif coming is not None and part is not None:
+            for total, x in zip(coming.parts, part.parts, strict=True):
                 total += x
-            self._blocks.give(self._part)
+            self._blocks.give(part)
             self._leaving = coming
 
-    def finish(self) -> tuple[Array, Array]:
-        """The last hop of the last piece; then dk and dv of the own keys, in their dtype."""
+    def finish(self) -> list[Array]:
+        """The last hop of the last piece; then dk and dv of the own keys, in the dtype of the sums."""
         ring, last = self._route.ring, self._route.count - 1
         ring.start(*self._hop(ring.rank, last))
         ring.wait()
-        self._unload(self._arrived(), last)
+        coming = self._arrived()
+        if coming is not None:
+            self._unload(coming, last)
         return self._home
 
     def _hop(self, source: int, piece: int) -> tuple[list[Tensor], list[Tensor]]:
@@ -203,7 +213,7 @@ class Sums:
         self._coming = self._blocks.take(self._route.length(source, piece))
         return [self._leaving.message], [self._coming.message]
 
-    def _arrived(self) -> Any:
+    def _arrived(self) -> Block | None:
         """What was coming; what was leaving has left."""
         if self._leaving is not None:
             self._blocks.give(self._leaving)
@@ -212,8 +222,7 @@ class Sums:
 
     def _unload(self, block: Block, piece: int) -> None:
         runs = self._route.runs(self._route.ring.rank, piece)
-        with np.errstate(over="ignore"):
-            for total, x in zip(self._home, block.parts, strict=True):
-                for run, place in zip(runs, packed(runs), strict=True):
-                    total[..., run.here, :] = x[..., place.here, :]
+        for total, x in zip(self._home, block.parts, strict=True):
+            for run, place in zip(runs, packed(runs), strict=True):
+                total[..., run.here, :] += x[..., place.here, :]
         self._blocks.give(block)
