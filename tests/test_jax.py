@@ -127,8 +127,8 @@ def test_every_second_derivative_equals_that_of_a_dense_attention(names):
 def test_check_grads_notices_a_wrong_gradient(monkeypatch):
     right = _kernels.backward
 
-    def wrong(*args):
-        grads = right(*args)
+    def wrong(*args, **kwargs):
+        grads = right(*args, **kwargs)
         return grads._replace(k=grads.k * 1.01)
 
     monkeypatch.setattr(_kernels, "backward", wrong)
@@ -249,15 +249,23 @@ def test_every_dtype_gives_what_the_numpy_functions_give(dtype, x64):
         assert [x.dtype for x in dots] == [out.dtype, lse.dtype]
 
 
-def test_nothing_is_copied_on_the_way_in(monkeypatch):
+def test_nothing_is_copied_on_the_way_in_and_out(monkeypatch):
     seen = []
-    forward = _kernels.forward
-    monkeypatch.setattr(_kernels, "forward", lambda x, o: seen.append(x) or forward(x, o))
+    forward, backward = _kernels.forward, _kernels.backward
+    monkeypatch.setattr(_kernels, "forward", lambda x, o, into: seen.append((x, into)) or forward(x, o, into))
+    monkeypatch.setattr(_kernels, "backward", lambda *a, into: seen.append((a[0], into)) or backward(*a, into=into))
     q = jnp.asarray(np.random.default_rng(0).standard_normal((4, 8, 64, 32)))
+
+    def same(arrays, expected):
+        return [x.ctypes.data for x in arrays] == [x.unsafe_buffer_pointer() for x in expected]
+
     bridge.attention(q, q, q)
-    assert seen[-1].q.ctypes.data == q.unsafe_buffer_pointer()
-    jax.block_until_ready(jax.jit(lambda q: bridge.attention(q, q, q))(q))
-    assert seen[-1].q.ctypes.data == q.unsafe_buffer_pointer()
+    assert same([seen[-1][0].q], [q])
+    out = jax.block_until_ready(jax.jit(lambda q: bridge.attention(q, q, q))(q))
+    assert same([seen[-1][0].q, seen[-1][1][0]], [q, out])
+    grads = jax.block_until_ready(jax.jit(jax.grad(lambda *x: bridge.attention(*x).sum(), (0, 1, 2)))(q, q, q))
+    assert same(seen[-1][0][:3], [q, q, q])
+    assert same(seen[-1][1], grads)
 
 
 def test_a_forward_pass_alone_saves_nothing(monkeypatch):

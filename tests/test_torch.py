@@ -82,8 +82,8 @@ def test_gradgradcheck_with_forward_over_reverse_and_batched_gradients(names):
 def test_gradcheck_notices_a_wrong_gradient(names, monkeypatch):
     right, plain = _kernels.backward, _plain._backward
 
-    def wrong(*args):
-        grads = right(*args)
+    def wrong(*args, **kwargs):
+        grads = right(*args, **kwargs)
         return grads._replace(q=grads.q * 1.01)
 
     monkeypatch.setattr(_kernels, "backward", wrong)
@@ -321,6 +321,19 @@ def test_sixteen_bit_double_backward_is_within_the_rounding_bound():
     for a, t, n in zip(actual, truth, naive, strict=True):
         assert a.dtype == np.float16
         assert rms_error(a, t) <= rounding_bound(n, t, 2.0**-10)
+
+
+def test_the_gradient_of_a_bias_is_computed_where_it_is_asked_for(monkeypatch):
+    found = []
+    backward = _kernels.backward
+    monkeypatch.setattr(_kernels, "backward", lambda *a, **k: found.append(backward(*a, **k)) or found[-1])
+    q, bias = torch.randn(2, 3, 4, requires_grad=True), torch.randn(3, 3)
+    (expected,) = torch.autograd.grad(bridge.attention(q, q, q, bias=bias).sum(), (q,))
+    assert found[-1].bias is None
+    actual, dbias = torch.autograd.grad(bridge.attention(q, q, q, bias=bias.requires_grad_()).sum(), (q, bias))
+    assert found[-1].bias is not None
+    assert dbias.shape == bias.shape
+    assert torch.equal(actual, expected)
 
 
 def test_float32_bias_and_sinks_beside_bfloat16_keep_their_dtype():

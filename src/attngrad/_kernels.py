@@ -8,7 +8,7 @@ else the dtype of q. Gradients come back in the dtype of their argument.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
@@ -51,41 +51,52 @@ class SavedTangent(NamedTuple):
 # --- compiled passes ------------------------------------------------------------------------------------------------
 
 
-def forward(x: Operands, o: Options) -> tuple[Array, Array]:
-    """``out`` in the dtype of q, and ``lse`` in the accumulation dtype."""
-    dtype = x.q.dtype
-    out = _empty(x.out_shape, dtype)
-    lse = _empty(x.out_shape[:-1], ACCUMULATE.get(dtype, dtype))
+def forward(x: Operands, o: Options, into: Sequence[Array] | None = None) -> tuple[Array, Array]:
+    """``out`` in the dtype of q, and ``lse`` in the accumulation dtype; new arrays, or the two of ``into``."""
+    out, lse = _new_results(x) if into is None else into
     _call(x, o).forward(_bits(out), None, lse, None, None)
     return out, lse
 
 
-def forward_saving(x: Operands, o: Options) -> tuple[Array, Array, Saved]:
-    """``out, lse`` as ``forward``, and what ``backward`` needs; nothing of it is shared with ``out``."""
-    dtype = x.q.dtype
-    wide = ACCUMULATE.get(dtype, dtype)
-    rows = x.out_shape[:-1]
-    out, lse = _empty(x.out_shape, dtype), _empty(rows, wide)
-    saved = Saved(_empty(x.out_shape, wide), _empty(rows, wide), _empty(rows, wide))
-    _call(x, o).forward(_bits(out), saved.out, lse, saved.top, saved.inverse)
+def forward_saving(x: Operands, o: Options, into: Sequence[Array] | None = None) -> tuple[Array, Array, Saved]:
+    """``out, lse`` as ``forward``, and what ``backward`` needs.
+
+    They are new arrays, nothing of which is shared; or the five of ``into``, where the first may be the third as well.
+    """
+    out, lse, *kept = (*_new_results(x), *_new_saved(x)) if into is None else into
+    saved = Saved(*kept)
+    _call(x, o).forward(_bits(out), None if saved.out is out else saved.out, lse, saved.top, saved.inverse)
     return out, lse, saved
 
 
-def backward(x: Operands, o: Options, saved: Saved, dout: Array | None, dlse: Array | None = None) -> Gradients:
-    """The VJP of <dout, out> + <dlse, lse>."""
+def backward(
+    x: Operands,
+    o: Options,
+    saved: Saved,
+    dout: Array | None,
+    dlse: Array | None = None,
+    *,
+    want_bias: bool = True,
+    into: Sequence[Array] = (),
+) -> Gradients:
+    """The VJP of <dout, out> + <dlse, lse>; of the bias where ``want_bias``.
+
+    ``into`` are contiguous arrays for dq, dk and dv, which are used where sums need no rounding.
+    """
     bias = None if x.bias is None else _plane(x.bias, x)
-    g = _Sums(x, bias)
+    g = _Sums(x, bias if want_bias else None, into)
     _call(x, o, bias).backward(_cotangent(dout), _numbers(dlse), *saved, *g.arrays)
     return g.gradients(x, None if x.sinks is None else -(_sink_share(x, saved) * g.rows(x)))  # (R6)
 
 
-def forward_tangent(x: Operands, o: Options, t: Tangents) -> tuple[Array, Array, Array, Array]:
-    """``out, lse, out_dot, lse_dot``: the first and third in the dtype of q, the others in the accumulation dtype."""
-    dtype = x.q.dtype
-    wide = ACCUMULATE.get(dtype, dtype)
-    rows = x.out_shape[:-1]
-    out, out_dot = _empty(x.out_shape, dtype), _empty(x.out_shape, dtype)
-    lse, lse_dot = _empty(rows, wide), _empty(rows, wide)
+def forward_tangent(
+    x: Operands, o: Options, t: Tangents, into: Sequence[Array] | None = None
+) -> tuple[Array, Array, Array, Array]:
+    """``out, lse, out_dot, lse_dot``: the first and third in the dtype of q, the others in the accumulation dtype.
+
+    ``into`` are arrays for the last two.
+    """
+    (out, lse), (out_dot, lse_dot) = _new_results(x), _new_results(x) if into is None else into
     _call(x, o).forward_tangent(
         _directions(x, t), _bits(out), None, lse, None, None, _bits(out_dot), None, lse_dot, None, None
     )
@@ -125,12 +136,8 @@ def second_order(
     dlse_dot: Array | None = None,
 ) -> SecondOrder:
     """``backward_tangent``, with what the forward pass and its tangent gave on the way."""
-    dtype = x.q.dtype
-    wide = ACCUMULATE.get(dtype, dtype)
-    rows = x.out_shape[:-1]
-    saved = Saved(_empty(x.out_shape, wide), _empty(rows, wide), _empty(rows, wide))
-    moved = SavedTangent(_empty(x.out_shape, wide), _empty(rows, wide), _empty(rows, wide))
-    lse, lse_dot = _empty(rows, wide), _empty(rows, wide)
+    saved, moved = Saved(*_new_saved(x)), SavedTangent(*_new_saved(x))
+    lse, lse_dot = np.empty_like(saved.top), np.empty_like(saved.top)
     bias = None if x.bias is None else _plane(x.bias, x)
     call, directions = _call(x, o, bias), _directions(x, t)
     call.forward_tangent(
@@ -218,6 +225,18 @@ def _empty(shape: tuple[int, ...], dtype: Any) -> Array:
         raise MemoryError(f"attngrad: a result of shape {shape} and dtype {dtype} takes {size} bytes.") from None
 
 
+def _new_results(x: Operands) -> tuple[Array, Array]:
+    """out and lse, or their tangents."""
+    dtype = x.q.dtype
+    return _empty(x.out_shape, dtype), _empty(x.out_shape[:-1], ACCUMULATE.get(dtype, dtype))
+
+
+def _new_saved(x: Operands) -> tuple[Array, Array, Array]:
+    """What Saved or SavedTangent hold."""
+    wide, rows = ACCUMULATE.get(x.q.dtype, x.q.dtype), x.out_shape[:-1]
+    return _empty(x.out_shape, wide), _empty(rows, wide), _empty(rows, wide)
+
+
 def _contiguous(x: Array) -> Array:
     """``x``, or a copy of it where it is not contiguous and aligned."""
     return np.require(x, requirements=["C_CONTIGUOUS", "ALIGNED"])
@@ -280,12 +299,14 @@ def _narrow(x: Array, dtype: Any) -> Array:
 class _Sums:
     """What a backward pass writes: dq, dk, dv, delta, dbias."""
 
-    def __init__(self, x: Operands, bias: Array | None) -> None:
+    def __init__(self, x: Operands, bias: Array | None, into: Sequence[Array] = ()) -> None:
         dtype = x.q.dtype
         wide = ACCUMULATE.get(dtype, dtype)
-        self.dq = _empty(x.q.shape, dtype)
-        allocate = _empty if self.dq.size else np.zeros  # the kernel writes them where there are queries
-        self.dk, self.dv = allocate(x.k.shape, wide), allocate(x.v.shape, wide)
+        self.dq = into[0] if into else _empty(x.q.shape, dtype)
+        self.dk, self.dv = into[1:] if into and wide == dtype else (_empty(x.k.shape, wide), _empty(x.v.shape, wide))
+        if not self.dq.size:  # the kernel writes them where there are queries
+            self.dk.fill(0)
+            self.dv.fill(0)
         self.delta = _empty(x.out_shape[:-1], wide)
         self.dbias = None
         if bias is not None:  # the kernel writes it where every score has its own number, and adds to it elsewhere

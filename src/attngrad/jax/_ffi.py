@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import ctypes
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -80,16 +80,17 @@ def _decode(text: bytes) -> Plan:
         return Slot(shape, kind, int(np.prod(shape)) * kind.itemsize)
 
     operands, results = ([slot(*s) for s in part] for part in slots)
-    return Plan(lambda *arrays: run(*arrays, call=call, **rest), operands, results)
+    return Plan(partial(run, call=call, **rest), operands, results)
 
 
 def _execute(frame: int) -> None:
     span = _word(_word(frame, _ATTRS), 0)  # the one attribute
     plan = _decode(ctypes.string_at(_word(span, 0), _word(span, 1)))
-    operands, results = _word(frame, _ARGS), _word(frame, _RETS)
-    arrays = [s.view(_word(_word(operands, i), _BUFFER_DATA)) for i, s in enumerate(plan.operands)]
-    for i, (s, value) in enumerate(zip(plan.results, plan.run(*arrays), strict=True)):
-        s.view(_word(_word(results, i), _BUFFER_DATA))[...] = value
+    arrays, results = (
+        [s.view(_word(_word(_word(frame, place), i), _BUFFER_DATA)) for i, s in enumerate(slots)]
+        for place, slots in ((_ARGS, plan.operands), (_RETS, plan.results))
+    )
+    plan.run(*arrays, into=results)
 
 
 def _handle(frame: int) -> int:

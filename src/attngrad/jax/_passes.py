@@ -1,4 +1,4 @@
-"""The passes of the kernels over NumPy arrays, as the primitives hand them over: a flat list."""
+"""The passes of the kernels over NumPy arrays, as the primitives hand them over: flat lists, results ``into`` one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from attngrad import _kernels
 from attngrad._arrays import ACCUMULATE
-from attngrad._options import Array, Operands, Options, Tangents
+from attngrad._options import Array, Gradients, Operands, Options, Tangents
 
 DIFFERENTIABLE = ("q", "k", "v", "bias", "sinks")
 INPUTS = (*DIFFERENTIABLE, "mask", "q_segments", "k_segments", "offset", "seed")
@@ -48,36 +48,42 @@ def _bind(call: Call, arrays: Sequence[Array]) -> tuple[Operands, Options, list[
     return Operands(**given, segments=segments, offset=offset), o, [np.asarray(x) for x in arrays[n:]]
 
 
-def attention(*arrays: Array, call: Call, saving: bool) -> tuple[Array, ...]:
-    """``out, lse``, and what the backward pass needs where ``saving``."""
+def attention(*arrays: Array, call: Call, saving: bool, into: Sequence[Array]) -> None:
+    """``out, lse``, and what the backward pass needs where ``saving``: ``out`` itself where it is wide enough."""
     x, o, _ = _bind(call, arrays)
     if not saving:
-        return _kernels.forward(x, o)
-    out, lse, saved = _kernels.forward_saving(x, o)
-    return out, lse, *saved
+        _kernels.forward(x, o, into)
+    else:
+        _kernels.forward_saving(x, o, into if len(into) == 5 else (*into[:2], into[0], *into[2:]))
 
 
-def gradient(*arrays: Array, call: Call, cotangents: tuple[str, ...]) -> tuple[Array, ...]:
+def gradient(*arrays: Array, call: Call, cotangents: tuple[str, ...], into: Sequence[Array]) -> None:
     """The gradients of the given inputs."""
     x, o, rest = _bind(call, arrays)
     saved = _kernels.Saved(*map(np.ascontiguousarray, rest[:3]))
     c = dict(zip(cotangents, rest[3:], strict=True))
-    grads = _kernels.backward(x, o, saved, c.get("dout"), c.get("dlse"))
-    return tuple(g for g in grads if g is not None)
+    _write(into, _kernels.backward(x, o, saved, c.get("dout"), c.get("dlse"), into=into[:3]))
 
 
-def tangent(*arrays: Array, call: Call, tangents: tuple[str, ...]) -> tuple[Array, ...]:
+def tangent(*arrays: Array, call: Call, tangents: tuple[str, ...], into: Sequence[Array]) -> None:
     """``out_dot, lse_dot`` along the tangents of the inputs that ``tangents`` names."""
     x, o, rest = _bind(call, arrays)
-    t = Tangents(**dict(zip(tangents, rest[3:], strict=True)))
-    _, _, out_dot, lse_dot = _kernels.forward_tangent(x, o, t)
-    return out_dot.astype(x.q.dtype, copy=False), lse_dot
+    _kernels.forward_tangent(x, o, Tangents(**dict(zip(tangents, rest[3:], strict=True))), into)
 
 
-def hvp(*arrays: Array, call: Call, tangents: tuple[str, ...], cotangents: tuple[str, ...]) -> tuple[Array, ...]:
+def hvp(
+    *arrays: Array, call: Call, tangents: tuple[str, ...], cotangents: tuple[str, ...], into: Sequence[Array]
+) -> None:
     """The tangents of the gradients."""
     x, o, rest = _bind(call, arrays)
     t = Tangents(**dict(zip(tangents, rest, strict=False)))
     c = dict(zip(cotangents, rest[len(tangents) :], strict=True))
     _, grads_dot = _kernels.backward_tangent(x, o, t, c.get("dout"), None, c.get("dlse"))
-    return tuple(g for g in grads_dot if g is not None)
+    _write(into, grads_dot)
+
+
+def _write(into: Sequence[Array], results: Gradients) -> None:
+    """What is given, where it is not written already."""
+    for place, result in zip(into, (g for g in results if g is not None), strict=True):
+        if result is not place:
+            place[...] = result

@@ -96,7 +96,9 @@ def _primitive(name: str, run: Callable[..., Any], shapes: Callable[..., Any], k
         for x in arrays:
             if isinstance(x, jax.Array) and any(device.platform != "cpu" for device in x.devices()):
                 _refuse_device()
-        return [jnp.asarray(result) for result in run(*map(np.asarray, arrays), **params)]
+        results = [np.empty(a.shape, a.dtype) for a in shapes(*arrays, **params)]
+        run(*map(np.asarray, arrays), **params, into=results)
+        return [jnp.asarray(x) for x in results]
 
     primitive.def_impl(implementation)
     primitive.def_abstract_eval(shapes)
@@ -118,9 +120,14 @@ def _shapes_attention(*x: Any, call: Call, saving: bool) -> list[Any]:
     wide = lse_dtype(q.dtype)
     out, rows = (*q.shape[:-1], v.shape[-1]), q.shape[:-1]
     results = [ShapedArray(out, q.dtype), ShapedArray(rows, wide)]
-    if saving:
-        results += [ShapedArray(out, wide), ShapedArray(rows, wide), ShapedArray(rows, wide)]
-    return results
+    if saving and q.dtype != wide:
+        results.append(ShapedArray(out, wide))
+    return [*results, ShapedArray(rows, wide), ShapedArray(rows, wide)] if saving else results
+
+
+def _saved(results: Values) -> list[Any]:
+    """What the backward pass needs, of the results of attention: its first is out, in the accumulation dtype."""
+    return [*results[-3:]] if len(results) == 5 else [results[0], *results[2:]]
 
 
 def _shapes_tangent(*x: Any, call: Call, **_: Any) -> list[Any]:
@@ -158,7 +165,7 @@ mlir.register_lowering(second_p, _no_second, platform="cpu")  # an error when it
 def _attention_jvp(x: Values, dots: Values, *, call: Call, saving: bool) -> tuple[Any, Any]:
     results = attention_p.bind(*x, call=call, saving=True)
     names, t = _differentiable(call, dots)
-    out_dots = tangent_p.bind(*x, *results[2:], *t, call=call, tangents=names) if names else _zeros(results[:2])
+    out_dots = tangent_p.bind(*x, *_saved(results), *t, call=call, tangents=names) if names else _zeros(results[:2])
     if not saving:
         return results[:2], out_dots
     # Zero, for what reads them has derivatives that count the inputs alone.

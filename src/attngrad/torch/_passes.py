@@ -204,9 +204,10 @@ class Kept(NamedTuple):
     options: Options
     saved: _kernels.Saved
 
-    def backward(self, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor, ...]:
-        """As the function ``backward``."""
-        return _given(_kernels.backward(*self, to_array(dout), None if dlse is None else to_array(dlse)))
+    def backward(self, dout: Tensor | None, dlse: Tensor | None, want_bias: bool) -> tuple[Tensor | None, ...]:
+        """The five gradients, None for an input that is not given; that of the bias where ``want_bias``."""
+        grads = _kernels.backward(*self, to_array(dout), to_array(dlse), want_bias=want_bias)
+        return tuple(None if g is None else to_tensor(g) for g in grads)
 
 
 def forward_keeping(x: Inputs, o: Options) -> tuple[Tensor, Tensor, Kept]:
