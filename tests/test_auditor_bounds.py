@@ -1,4 +1,4 @@
-"""How the auditor judges: the rule on the RMS, the one case in which it has a floor, and single entries."""
+"""How the auditor judges: the rule on the RMS, where it gives way and how far, and single entries."""
 
 import numpy as np
 import pytest
@@ -99,3 +99,18 @@ def test_one_small_entry_stands_out_where_the_rms_passes():
     judged = t.judge("dk", dk)
     assert judged.rms < judged.bound
     assert (judged.right, judged.detail, judged.where) == (False, "one entry stands out", where)
+
+
+def test_another_order_of_the_products_is_right_where_the_straightforward_one_is_so_by_luck(monkeypatch):
+    case = next(c for c in cases(dtype="float32") if c.name == "huge logits")
+    t = Truth(case, np.float32)
+    t.naive = [t.exact]
+    out = max((p.out for p in t._orders), key=lambda out: rms_error(out, t.value("out")))
+    assert rms_error(out, t.value("out")) > t.bound("out")
+    judged = t.judge("out", out)
+    assert judged.right
+    assert judged.bound < 1e-3
+    monkeypatch.setattr(judging, "_ORDERS", ())
+    strict = Truth(case, np.float32)
+    strict.naive = [strict.exact]
+    assert not strict.judge("out", out).right

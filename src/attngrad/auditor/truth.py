@@ -4,6 +4,10 @@ The bound on the RMS error is twice that of the straightforward computation in t
 it, plus 8 eps times the largest result; both against longdouble. Beside it every entry is held against a scale of its
 own (``rounding``), so that one wrong entry is seen however small it is among the others.
 
+Where scores are large, a rounding of one of them moves weights by much more than an eps, and the straightforward
+computation may be right by luck. So before a result is called wrong, other orders of the same products are asked too
+(``_ORDERS``). Without them one of 100 audits of the kernels in float32 found a fault, in scores of about 1500.
+
 One kind of result has no largest entry to measure by: that whose terms cancel to nothing, as dQ and dK do with one key
 or with equal keys. There 8 eps of the result are no room, and the straightforward computation may be exact by luck, so
 that another order of the same sums would be called wrong. For these, and for no others, the bound is at least what
@@ -16,12 +20,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-from attngrad._dense import rowsum, zero_hidden
+from attngrad._dense import matmul, rowsum, transpose, zero_hidden
 from attngrad.auditor.cases import Case, NDArray
 from attngrad.auditor.pipeline import SECOND, TANGENT, Override, Pipeline, Undefined
 from attngrad.auditor.rounding import ENTRYWISE, EntryErrors, TermErrors
@@ -51,6 +56,17 @@ _STRAIGHTFORWARD: tuple[Mapping[str, Override], ...] = (
 )
 """The ways to compute that all count as straightforward: delta from out or from the weights, and the weights from lse,
 in the backward pass or in both."""
+
+_ORDERS: tuple[Mapping[str, Override], ...] = tuple(
+    {"z": z}
+    for z in (
+        lambda p, base: matmul(p.c(p.scale_z) * p.q, transpose(p.k_heads)),
+        lambda p, base: matmul(p.q, transpose(p.c(p.scale_z) * p.k_heads)),
+        lambda p, base: p.c(p.scale_z) * matmul(p.q[..., ::-1], transpose(p.k_heads[..., ::-1])),
+        lambda p, base: matmul(p.c(p.scale_z * np.log2(np.e)) * p.q, transpose(p.k_heads)) / p.c(np.log2(np.e)),
+    )
+)
+"""The scores in other orders: the scale within q or k, features from last to first, in powers of two."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +121,7 @@ class Truth:
         self.errors = EntryErrors(self.exact, self.eps, self.tiny)
         self.terms = TermErrors(self.exact, self.eps, self.tiny)
         self._bounds: dict[str, float] = {}
+        self._widest_bounds: dict[str, float] = {}
 
     def value(self, name: str) -> NDArray | None:
         """What the result should be; None where the case has no such result."""
@@ -123,6 +140,20 @@ class Truth:
                 bound = rms_bound(self.naive, name, truth, self.eps)
                 self._bounds[name] = max(bound, self._floor(name, truth))
         return self._bounds[name]
+
+    def _widest(self, name: str) -> float:
+        """The bound, by other orders of the same products as well."""
+        if name not in self._widest_bounds:
+            truth = self.value(name)
+            assert truth is not None  # noqa: S101
+            with np.errstate(all="ignore"):
+                bound = rms_bound([*self.naive, *self._orders], name, truth, self.eps)
+                self._widest_bounds[name] = max(bound, self.bound(name))
+        return self._widest_bounds[name]
+
+    @cached_property
+    def _orders(self) -> list[Pipeline]:
+        return [Pipeline(self.case.given, self.dtype, (ways,)) for ways in _ORDERS]
 
     def _floor(self, name: str, truth: NDArray) -> float:
         """What rounding leaves of a result whose terms cancel to nothing; 0 for any other."""
@@ -191,7 +222,7 @@ class Truth:
             return self._found("nan", a, b, np.where(bad, np.inf, 0.0), unit, np.inf, bound)
         rms = rms_error(difference, np.zeros_like(difference))
         off = difference.astype(np.float64)
-        if rms > bound:
+        if rms > bound and rms > (bound := self._widest(name)):
             return self._found("wrong", a, b, off, unit, rms, bound)
         if name in ENTRYWISE:
             with np.errstate(divide="ignore", invalid="ignore"):
