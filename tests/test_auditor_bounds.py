@@ -102,7 +102,7 @@ def test_one_small_entry_stands_out_where_the_rms_passes():
 
 
 def test_another_order_of_the_products_is_right_where_the_straightforward_one_is_so_by_luck(monkeypatch):
-    case = next(c for c in cases(dtype="float32") if c.name == "huge logits")
+    case = next(c for c in cases(dtype="float32", seed=90) if c.name == "huge logits")
     t = Truth(case, np.float32)
     t.naive = [t.exact]
     out = max((p.out for p in t._orders), key=lambda out: rms_error(out, t.value("out")))
