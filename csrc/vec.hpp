@@ -139,7 +139,8 @@ ATTNGRAD_INLINE Vec<T> exp2(Vec<T> x) {
 }
 
 // tanh(x) and its slope 1 - tanh(x)^2, neither by a difference that cancels: with m = exp(2|x|) - 1 = 2^n q + (2^n - 1),
-// |tanh| = m / (m + 2) and the slope is 4 (m + 1) / (m + 2)^2.
+// |tanh| = m / (m + 2) and the slope is 4 (m + 1) / (m + 2)^2. Beyond the limit, where m would leave the range, the slope
+// is 0: what it is multiplied by may be huge.
 template <class T>
 struct Tanh {
     Vec<T> value, slope;
@@ -147,13 +148,13 @@ struct Tanh {
 template <class T>
 ATTNGRAD_INLINE Tanh<T> tanh(Vec<T> x) {
     constexpr T two_log2e = static_cast<T>(2.88539008177792681471984936200378427L);
-    const Vec<T> limit = broadcast<T>(sizeof(T) == 4 ? 43 : 350);  // exp(2 limit) is in range; the slope there is 0
-    Vec<T> y = x < Vec<T>{} ? -x : x;
-    y = y > limit ? limit : y;
+    const Vec<T> limit = broadcast<T>(sizeof(T) == 4 ? 43 : 350);
+    const Vec<T> size = x < Vec<T>{} ? -x : x, y = size > limit ? limit : size;
     const Split<T> e = split_exp2<T>(y * two_log2e);
     const Vec<T> m = e.power * e.q + (e.power - static_cast<T>(1)), u = static_cast<T>(1) / (m + static_cast<T>(2));
     const Vec<T> t = m * u;
-    return {x < Vec<T>{} ? -t : t, static_cast<T>(4) * ((m + static_cast<T>(1)) * u) * u};
+    const Vec<T> slope = static_cast<T>(4) * ((m + static_cast<T>(1)) * u) * u;
+    return {x < Vec<T>{} ? -t : t, size > limit ? Vec<T>{} : slope};
 }
 
 }  // namespace attngrad::ATTNGRAD_ISA

@@ -47,6 +47,21 @@ def test_float64_equals_the_reference_across_tiles(isa, names):
     assert_equal_to_the_reference(make(names, ACROSS_TILES))
 
 
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_a_softcap_that_is_reached_passes_nothing_on_however_large_the_tangent(isa, dtype):
+    rng = np.random.default_rng(0)
+    q, k, v, dout = (rng.standard_normal((2, 5, 8)).astype(dtype) for _ in range(4))
+    q[...] = np.abs(q) + 1
+    k[...] = (np.abs(k) + 1) * 1e6
+    huge = np.full_like(q, 1e12)
+    (_, pullback), (_, dots) = (
+        attngrad.vjp(q, k, v, softcap=1.5),
+        attngrad.jvp((q, k, v), (huge, None, None), softcap=1.5),
+    )
+    assert not pullback(dout).q.any()
+    assert not dots.any()
+
+
 @pytest.mark.parametrize("names", PAIRS, ids=label)
 def test_pairs_of_options_equal_the_reference(isa, names):
     assert_equal_to_the_reference(make(names))

@@ -7,6 +7,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+Array = Any
+"""An array of NumPy or of any array-API namespace."""
+
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 FLOAT16 = np.dtype(np.float16)
 

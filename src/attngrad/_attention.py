@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from attngrad import _kernels
-from attngrad._arrays import kind_of
+from attngrad._arrays import Array, kind_of
+from attngrad._checks import check_floating, fail, plain
 from attngrad._options import (
-    Array,
     Gradients,
     OptionArguments,
     bind,
@@ -20,10 +20,7 @@ from attngrad._options import (
     bind_tangents,
     check_cotangents,
     check_dropout,
-    check_floating,
     check_wrt,
-    fail,
-    plain,
     refuse_lse,
     require_cotangent,
     require_numpy,

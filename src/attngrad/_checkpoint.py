@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from attngrad._arrays import BFLOAT16
+from attngrad._checks import fail
 from attngrad._files import FilePath, replace
-from attngrad._options import fail
 
 NDArray = npt.NDArray[Any]
 

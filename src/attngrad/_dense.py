@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from array_api_compat import device
 
-from attngrad._arrays import BFLOAT16, namespace
-from attngrad._options import Array, Operands, Options, Tangents
+from attngrad._arrays import BFLOAT16, Array, namespace
+from attngrad._options import Operands, Options, Tangents
 from attngrad._philox import keep_mask
 
 

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 import numpy as np
 
 from attngrad import _native, reference
-from attngrad._arrays import ACCUMULATE, BFLOAT16, FLOAT16
+from attngrad._arrays import ACCUMULATE, BFLOAT16, FLOAT16, Array
 from attngrad._dense import sum_to
-from attngrad._options import Array, Gradients, Operands, Options, Tangents
+from attngrad._options import Gradients, Operands, Options, Tangents
 from attngrad._threads import choose_isa
 
 P = ParamSpec("P")

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from attngrad import _options
+from attngrad import _checks, _options
 from attngrad._arrays import ACCUMULATE, KERNEL_DTYPES, kind_of
-from attngrad._options import check_like, fail, require_numpy
+from attngrad._checks import check_like, fail
+from attngrad._options import require_numpy
 
 NDArray = npt.NDArray[Any]
 
@@ -37,7 +38,7 @@ class Call(NamedTuple):
 
 def positive(function: str, name: str, x: object) -> int:
     """A positive integer."""
-    number = _options.check_integer(function, name, x)
+    number = _checks.check_integer(function, name, x)
     if number < 1:
         fail(ValueError, function, name, "be positive", number)
     return number
@@ -60,7 +61,7 @@ def generator(function: str, rng: Any) -> np.random.Generator:
     """A NumPy generator: as it is, from a seed, or, where rng is None, from one that the system draws."""
     if rng is None or isinstance(rng, np.random.Generator):
         return np.random.default_rng(rng)
-    seed = _options.check_integer(function, "rng", rng)
+    seed = _checks.check_integer(function, "rng", rng)
     if seed < 0:
         fail(ValueError, function, "rng", "be a seed >= 0 or a numpy.random.Generator", seed)
     return np.random.default_rng(seed)
@@ -74,7 +75,7 @@ def check_config(function: str, num_heads: Any, num_kv_heads: Any, rope: Any) ->
         fail(ValueError, function, "num_kv_heads", f"divide num_heads, {heads}", kv_heads)
     if rope is None:
         return Config(heads, kv_heads)
-    base = _options.check_real(function, "rope", rope)
+    base = _checks.check_real(function, "rope", rope)
     if base <= 0.0:
         fail(ValueError, function, "rope", "be a positive base", base, "10000.0 is usual; None: no positions.")
     return Config(heads, kv_heads, base)
@@ -150,7 +151,7 @@ def check_call(
     key_source = "key" if "key" in inputs else "query"
     source = {"q": "query", "k": key_source, "v": "value" if "value" in inputs else key_source}
     require_numpy(function, **inputs)
-    inputs = {name: _options.plain(x) for name, x in inputs.items()}
+    inputs = {name: _checks.plain(x) for name, x in inputs.items()}
     query = inputs["query"]
     for name, x in inputs.items():
         if x.dtype != dtype:
@@ -188,7 +189,7 @@ def check_input_tangents(function: str, call: Call, inputs_dot: Any) -> dict[str
     for name, t in found.items():
         x = call.inputs[name]
         require_numpy(function, **{f"{name}_dot": t})
-        found[name] = check_like(function, f"{name}_dot", _options.plain(t), x.shape, x.dtype, name)
+        found[name] = check_like(function, f"{name}_dot", _checks.plain(t), x.shape, x.dtype, name)
     return found
 
 

@@ -1,4 +1,4 @@
-"""What crosses every layer: Options, Operands, Gradients; and every argument check.
+"""What crosses every layer: Options, Operands, Gradients; and the checks of what a function is given.
 
 Data flows one way. A public function calls ``bind`` once; what comes back is valid, and nothing below checks again.
 The checks read shapes and dtypes only, so they serve NumPy arrays and those of any array-API namespace alike.
@@ -11,24 +11,34 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from numbers import Integral, Real
-from typing import Any, NamedTuple, NoReturn, TypedDict, cast
+from numbers import Integral
+from typing import Any, NamedTuple, TypedDict, cast
 
 import numpy as np
 
 from attngrad._arrays import (
     ACCUMULATE,
     KERNEL_DTYPES,
+    Array,
     is_array,
     is_boolean,
-    is_floating,
     is_integer,
     kind_of,
     namespace,
 )
-
-Array = Any
-"""An array of NumPy or of any array-API namespace."""
+from attngrad._checks import (
+    check_array,
+    check_broadcast,
+    check_flag,
+    check_floating,
+    check_integer,
+    check_like,
+    check_real,
+    fail,
+    plain,
+    refuse_masked,
+    shape_of,
+)
 
 
 class OptionArguments(TypedDict, total=False):
@@ -143,56 +153,6 @@ class Tangents(NamedTuple):
     sinks: Array | None = None
 
 
-# --- errors ---------------------------------------------------------------------------------------------------------
-
-
-def fail(error: type[Exception], function: str, argument: str, rule: str, got: object, remedy: str = "") -> NoReturn:
-    """Raise ``error`` with the house sentence: function, argument, rule, what came, remedy."""
-    raise error(f"{function}: {argument} must {rule}; got {got}.{' ' + remedy if remedy else ''}")
-
-
-def _shape(x: Array) -> str:
-    return f"shape {tuple(int(n) for n in x.shape)}"
-
-
-def check_array(function: str, name: str, x: Any, dtype: Any = None, remedy: str = "") -> Array:
-    """``x`` as it is, if it is an array of ``dtype`` (any dtype where that is None)."""
-    if not is_array(x):
-        fail(TypeError, function, name, "be an array", kind_of(x), remedy or "Convert it with numpy.asarray.")
-    refuse_masked(function, name, x)
-    if dtype is not None and x.dtype != dtype:
-        fail(TypeError, function, name, f"have dtype {dtype}", x.dtype, remedy or f"Cast it to {dtype}.")
-    return x
-
-
-def refuse_masked(function: str, name: str, x: object) -> None:
-    """Masked arrays and matrices compute by rules of their own."""
-    if isinstance(x, (np.ma.MaskedArray, np.matrix)):
-        remedy = "Pass numpy.asarray(x)" + ("." if isinstance(x, np.matrix) else ", and what is masked by mask=.")
-        fail(TypeError, function, name, "be a plain numpy.ndarray", kind_of(x), remedy)
-
-
-def check_like(function: str, name: str, x: object, shape: tuple[int, ...], dtype: Any, model: str) -> Array:
-    """``x`` as it is, if it is an array of exactly this shape and dtype, which are those of ``model``."""
-    check_array(function, name, x, dtype, f"{name} has the dtype of {model}.")
-    if tuple(cast(Array, x).shape) != tuple(shape):
-        fail(ValueError, function, name, f"have the shape of {model}, {tuple(shape)}", _shape(x))
-    return x
-
-
-def _broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
-    """Whether an array of ``shape`` broadcasts to exactly ``target``."""
-    if len(shape) > len(target):
-        return False
-    return all(n in (1, m) for n, m in zip(reversed(shape), reversed(target), strict=False))
-
-
-def _check_broadcast(function: str, name: str, x: Array, target: tuple[int, ...], what: str) -> None:
-    if not _broadcasts(tuple(x.shape), target):
-        remedy = "Axes are matched from the last; each is 1 or as long."
-        fail(ValueError, function, name, f"broadcast to {what} = {target}", _shape(x), remedy)
-
-
 _LAYOUT = "Axes are (..., heads, tokens, features)."
 _MANY = 2**31
 """Tokens and heads stay below this: the kernels number them in 32 bits."""
@@ -210,7 +170,7 @@ def _check_qkv(function: str, q: Array, k: Array, v: Array, kernels: bool) -> No
     for name, x in (("q", q), ("k", k), ("v", v)):
         check_floating(function, name, x, kernels)
         if len(x.shape) < 2:
-            fail(ValueError, function, name, "have at least 2 axes, (..., heads, tokens, features)", _shape(x))
+            fail(ValueError, function, name, "have at least 2 axes, (..., heads, tokens, features)", shape_of(x))
     if k.dtype != q.dtype or v.dtype != q.dtype:
         name, x = ("k", k) if k.dtype != q.dtype else ("v", v)
         fail(TypeError, function, name, f"have the dtype of q, {q.dtype}", x.dtype, "Cast one to the other.")
@@ -252,55 +212,12 @@ def _plainly_fit(q: Array, k: Array, v: Array) -> bool:
     )
 
 
-def check_floating(function: str, name: str, x: Array, kernels: bool = True) -> None:
-    """``x`` is an array of a dtype that the kernels (else: the reference) compute in."""
-    check_array(function, name, x)
-    if is_floating(x, kernels):
-        return
-    if not kernels:
-        fail(TypeError, function, name, "have a real or complex floating dtype", x.dtype, "Cast it with astype.")
-    if isinstance(x, np.ndarray) and not x.dtype.isnative:
-        remedy = "Convert it with x.astype(x.dtype.newbyteorder('='))."
-    elif is_floating(x, kernels=False):
-        remedy = "attngrad.reference computes in longdouble and complex; or cast to float64."
-    else:
-        remedy = "Cast it, for instance with x.astype(numpy.float32)."
-    fail(TypeError, function, name, "have dtype float64, float32, float16 or bfloat16", x.dtype, remedy)
-
-
 _FAR = 2**61
 """Offsets stay below this, and sides of a window below twice this: a position and a side then fit into 64 bits."""
 _POWERS = {np.dtype(np.float64): 1000, np.dtype(np.float32): 100}
 """A softcap c is from 2**-n to 2**n in the dtype it is computed in: neither z/c nor c tanh(z/c) loses digits."""
 
 # --- options --------------------------------------------------------------------------------------------------------
-
-
-def check_integer(function: str, name: str, x: object) -> int:
-    """``x`` as an int, if it is an integer and no bool."""
-    if isinstance(x, Integral) and not isinstance(x, (bool, np.bool_)):
-        return int(x)
-    fail(TypeError, function, name, "be an integer", kind_of(x))
-
-
-def check_real(function: str, name: str, x: object) -> float:
-    """``x`` as a float, if it is a finite real number."""
-    if isinstance(x, (Real, np.floating)) and not isinstance(x, (bool, np.bool_)):
-        try:
-            value = float(x)
-        except OverflowError:
-            value = math.inf
-        if math.isfinite(value):
-            return value
-        fail(ValueError, function, name, "be finite", value)
-    fail(TypeError, function, name, "be a real number", kind_of(x))
-
-
-def check_flag(function: str, name: str, x: object) -> bool:
-    """``x`` as a bool, if it is one."""
-    if isinstance(x, (bool, np.bool_)):
-        return bool(x)
-    fail(TypeError, function, name, "be True or False", kind_of(x))
 
 
 def _window(function: str, window: object) -> tuple[int | None, int | None] | None:
@@ -357,7 +274,7 @@ def _check_offset(function: str, offset: object, leading: tuple[int, ...]) -> Ar
     array = cast(Array, offset)
     if not is_integer(array):
         fail(TypeError, function, "offset", "have an integer dtype", array.dtype)
-    _check_broadcast(function, "offset", array, leading, "the leading axes of q")
+    check_broadcast(function, "offset", array, leading, "the leading axes of q")
     if math.prod(array.shape):
         xp = namespace(array)
         low, high = int(xp.min(array)), int(xp.max(array))
@@ -372,7 +289,7 @@ def _check_mask(function: str, mask: object, x: Operands) -> None:
     if not is_boolean(array):
         remedy = "True = may attend; for additive terms use bias."
         fail(TypeError, function, "mask", "be boolean", f"dtype {array.dtype}", remedy)
-    _check_broadcast(function, "mask", array, x.scores_shape, "(..., Hq, T, S)")
+    check_broadcast(function, "mask", array, x.scores_shape, "(..., Hq, T, S)")
 
 
 def _check_additive(function: str, name: str, array: object, q: Array) -> None:
@@ -399,8 +316,8 @@ def _check_segments(function: str, segments: object, x: Operands) -> None:
         if not is_integer(ids):
             fail(TypeError, function, name, "have an integer dtype", ids.dtype)
         if len(ids.shape) == 0 or ids.shape[-1] != tokens:
-            fail(ValueError, function, name, f"have {tokens} ids along axis -1, one a token", _shape(ids))
-        _check_broadcast(function, name, ids, (*leading, tokens), "(leading axes, tokens)")
+            fail(ValueError, function, name, f"have {tokens} ids along axis -1, one a token", shape_of(ids))
+        check_broadcast(function, name, ids, (*leading, tokens), "(leading axes, tokens)")
 
 
 def reject_unknown(function: str, options: Mapping[str, object]) -> None:
@@ -460,11 +377,11 @@ def bind(
         _check_mask(function, mask, x)
     if bias is not None:
         _check_additive(function, "bias", bias, q)
-        _check_broadcast(function, "bias", bias, x.scores_shape, "(..., Hq, T, S)")
+        check_broadcast(function, "bias", bias, x.scores_shape, "(..., Hq, T, S)")
     if sinks is not None:
         _check_additive(function, "sinks", sinks, q)
         if tuple(sinks.shape) != (x.heads,):
-            fail(ValueError, function, "sinks", f"have shape ({x.heads},), one logit a query head", _shape(sinks))
+            fail(ValueError, function, "sinks", f"have shape ({x.heads},), one logit a query head", shape_of(sinks))
     if segments is not None:
         _check_segments(function, segments, x)
         segments = (segments[0], segments[1])
@@ -472,11 +389,6 @@ def bind(
         offset = _check_offset(function, start, tuple(q.shape[:-3]))
     operands = Operands(q, k, v, bias, sinks, mask, segments, offset)
     return operands, bound, check_flag(function, "return_lse", get("return_lse", False))
-
-
-def plain(x: Any) -> Any:
-    """An array of a subclass as a plain one: what a subclass says of its shape, or makes of its methods, is its own."""
-    return x if x is None or type(x) is np.ndarray else np.asarray(x)
 
 
 def require_numpy(function: str, **arrays: object) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from attngrad import _native
-from attngrad._options import check_integer, fail
+from attngrad._checks import check_integer, fail
 
 
 def set_num_threads(n: int) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from attngrad._arrays import BFLOAT16, kind_of
-from attngrad._options import fail
+from attngrad._checks import fail
 
 NDArray = npt.NDArray[Any]
 

@@ -18,7 +18,8 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, Unpack
 
-from attngrad._arrays import namespace
+from attngrad._arrays import Array, namespace
+from attngrad._checks import check_floating, fail
 from attngrad._dense import (
     cast,
     drop,
@@ -42,7 +43,6 @@ from attngrad._dense import (
 )
 from attngrad._forms import block_trace_form, omega_rows, per_row_gradients
 from attngrad._options import (
-    Array,
     Gradients,
     Operands,
     OptionArguments,
@@ -52,9 +52,7 @@ from attngrad._options import (
     bind_primals,
     bind_tangents,
     check_cotangents,
-    check_floating,
     check_wrt,
-    fail,
     refuse_lse,
     require_cotangent,
 )

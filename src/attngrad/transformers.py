@@ -22,7 +22,7 @@ except ImportError as error:
     message = "attngrad.transformers: it needs PyTorch and Transformers 5. Run: pip install 'attngrad[transformers]'."
     raise ImportError(message) from error
 
-from attngrad._options import fail
+from attngrad._checks import fail
 from attngrad.torch._attention import attention, autocast
 from attngrad.torch._passes import wide_dtype
 from attngrad.torch._weights import attention_weights

@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from attngrad._arrays import KERNEL_DTYPES
-from attngrad._options import OPTION_NAMES, bind, fail
+from attngrad._checks import fail
+from attngrad._options import OPTION_NAMES, bind
 
 NDArray = npt.NDArray[Any]
 Rng = np.random.Generator

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from attngrad._arrays import KERNEL_DTYPES, kind_of
-from attngrad._options import OPTION_NAMES, check_real, fail
+from attngrad._checks import check_real, fail
+from attngrad._options import OPTION_NAMES
 from attngrad.auditor import objects
 from attngrad.auditor.candidate import LAYER_ARGUMENTS, BadCandidate, Call, Caller, attention_caller, layer_caller
 from attngrad.auditor.candidate import run as call_candidate

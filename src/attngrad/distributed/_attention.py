@@ -11,18 +11,10 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from attngrad._arrays import Array
+from attngrad._checks import check_integer, fail
 from attngrad._kernels import Saved
-from attngrad._options import (
-    Array,
-    Operands,
-    OptionArguments,
-    Options,
-    Tangents,
-    bind,
-    check_integer,
-    fail,
-    reject_unknown,
-)
+from attngrad._options import Operands, OptionArguments, Options, Tangents, bind, reject_unknown
 from attngrad.distributed import _ring
 from attngrad.distributed._agreement import Record, agree, failed
 from attngrad.distributed._layout import Layout, check_layout

@@ -17,7 +17,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from attngrad._arrays import kind_of
-from attngrad._options import fail
+from attngrad._checks import fail
 
 LAYOUTS = ("zigzag", "contiguous")
 

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from attngrad import _kernels
-from attngrad._arrays import ACCUMULATE
+from attngrad._arrays import ACCUMULATE, Array
 from attngrad._kernels import Saved
-from attngrad._options import Array, Gradients, Operands, Options, Tangents
+from attngrad._options import Gradients, Operands, Options, Tangents
 from attngrad.distributed import _travel
 from attngrad.distributed._layout import Layout, Run
 from attngrad.distributed._transport import Ring

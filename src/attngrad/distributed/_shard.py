@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from attngrad._options import check_integer, fail
+from attngrad._checks import check_integer, fail
 from attngrad.distributed._agreement import Record, agree, failed
 from attngrad.distributed._layout import Layout, check_layout, even
 from attngrad.distributed._transport import TIMEOUT, Ring, check_timeout, find_group

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch import distributed as dist
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
-from attngrad._options import check_real, fail
+from attngrad._checks import check_real, fail
 
 TIMEOUT = 60.0
 """Seconds that a wait may take, unless the caller says otherwise."""

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from attngrad import _native
-from attngrad._options import Array, Gradients
+from attngrad._arrays import Array
+from attngrad._options import Gradients
 from attngrad.distributed._layout import Layout, Run, packed
 from attngrad.distributed._transport import Ring
 

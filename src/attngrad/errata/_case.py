@@ -11,8 +11,8 @@ from functools import cached_property
 
 import numpy as np
 
+from attngrad._arrays import Array
 from attngrad._forms import block_diagonal, reciprocal, selector
-from attngrad._options import Array
 from attngrad.auditor.formulas.case import (
     AWKWARD,
     SQUARE,

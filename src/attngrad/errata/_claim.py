@@ -10,7 +10,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from attngrad._options import Array
+from attngrad._arrays import Array
 from attngrad.auditor.formulas.evaluate import each_side
 from attngrad.auditor.formulas.parser import parse
 from attngrad.auditor.formulas.report import figure

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from attngrad._options import Array
+from attngrad._arrays import Array
 from attngrad.auditor.formulas.report import figure
 from attngrad.errata._case import AWKWARD, Layer, attend, complex_step, softmax, t
 from attngrad.errata._claim import Cases, Claim, Entry, Finding, entry, relative_error

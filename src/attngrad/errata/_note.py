@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from attngrad._options import Array
+from attngrad._arrays import Array
 from attngrad.auditor.formulas.report import figure
 from attngrad.errata._case import Head, complex_step, softmax
 from attngrad.errata._claim import Entry, Formula, entry, formula, relative_error

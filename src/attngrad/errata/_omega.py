@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from attngrad import reference
-from attngrad._options import Array
+from attngrad._arrays import Array
 from attngrad.auditor.formulas.report import figure
 from attngrad.errata._case import Head, along
 from attngrad.errata._claim import Claim, Entry, Formula, entry, formula, relative_error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from attngrad._options import Array
+from attngrad._arrays import Array
 from attngrad.auditor.formulas.report import figure
 from attngrad.errata._case import Head, Projected, complex_step, rowsum, softmax
 from attngrad.errata._claim import Claim, Entry, Formula, Reading, entry, formula, relative_error

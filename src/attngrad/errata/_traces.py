@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from attngrad._arrays import Array
 from attngrad._forms import block_diagonal, reciprocal
-from attngrad._options import Array
 from attngrad.auditor.formulas.report import figure
 from attngrad.errata._case import Blocks, along, complex_step, softmax, t
 from attngrad.errata._claim import Claim, Entry, Reading, entry, relative_error

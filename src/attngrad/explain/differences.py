@@ -8,9 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from attngrad import reference
+from attngrad._checks import fail
 from attngrad._dense import drop
 from attngrad._linear import affine, merge, split
-from attngrad._options import Operands, Tangents, fail
+from attngrad._options import Operands, Tangents
 from attngrad.explain.invariants import tangents_of
 
 if TYPE_CHECKING:

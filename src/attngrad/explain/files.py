@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from attngrad._checks import fail
 from attngrad._files import FilePath, replace
-from attngrad._options import fail
 
 if TYPE_CHECKING:
     from attngrad.explain.trace import Trace

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from attngrad import reference
 from attngrad._arrays import kind_of
+from attngrad._checks import check_integer, fail
 from attngrad._dense import fill_zeros, visibility, zeros_if_none
 from attngrad._options import (
     Operands,
@@ -22,8 +23,6 @@ from attngrad._options import (
     bind,
     bind_tangents,
     check_cotangents,
-    check_integer,
-    fail,
     refuse_lse,
 )
 from attngrad.explain import invariants

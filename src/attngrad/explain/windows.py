@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from attngrad._options import check_integer, fail
+from attngrad._checks import check_integer, fail
 from attngrad.explain.rules import KEY_SIDE, is_flat
 from attngrad.explain.terms import ZERO_WHERE_HIDDEN
 

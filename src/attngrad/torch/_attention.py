@@ -10,15 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from attngrad._options import (
-    OptionArguments,
-    Options,
-    check_flag,
-    check_integer,
-    check_magnitudes,
-    fail,
-    reject_unknown,
-)
+from attngrad._checks import check_flag, check_integer, fail
+from attngrad._options import OptionArguments, Options, check_magnitudes, reject_unknown
 from attngrad.torch import _functions, _ops, _passes, _plain
 from attngrad.torch._passes import Inputs
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from attngrad._options import fail
+from attngrad._checks import fail
 from attngrad.torch import _passes
 from attngrad.torch._attention import attention
 from attngrad.torch._weights import attention_weights

@@ -17,18 +17,9 @@ import torch
 from torch import Tensor
 
 from attngrad import _kernels
-from attngrad._arrays import BFLOAT16, kind_of
-from attngrad._options import (
-    Array,
-    Gradients,
-    Operands,
-    Options,
-    Tangents,
-    bind,
-    check_dropout,
-    check_magnitudes,
-    fail,
-)
+from attngrad._arrays import BFLOAT16, Array, kind_of
+from attngrad._checks import fail
+from attngrad._options import Gradients, Operands, Options, Tangents, bind, check_dropout, check_magnitudes
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
@@ -172,15 +163,12 @@ def _operands(x: Inputs, o: Options) -> tuple[Operands, Options]:
 
 def _checked(function: str, x: Inputs, o: Options) -> tuple[Operands, Options]:
     """The operands, their shapes and dtypes checked by the rules of the NumPy functions."""
-    if x.is_plain:
+    if x.is_plain or min(x.q.ndim, x.k.ndim) < 2:  # the second is an error
         operands = bind(function, to_array(x.q), to_array(x.k), to_array(x.v), {})[0]
-        check_magnitudes(function, o.scale, o.softcap, operands.q.dtype)
-        return operands, o
-    if min(x.q.ndim, x.k.ndim) < 2:
-        bind(function, to_array(x.q), to_array(x.k), to_array(x.v), {})
-    operands, o = _operands(x, o)
-    names = ("bias", "sinks", "mask", "segments", "offset")
-    bind(function, *operands[:3], {name: getattr(operands, name) for name in names})
+    else:
+        operands, o = _operands(x, o)
+        names = ("bias", "sinks", "mask", "segments", "offset")
+        bind(function, *operands[:3], {name: getattr(operands, name) for name in names})
     check_magnitudes(function, o.scale, o.softcap, operands.q.dtype)
     return operands, o
 

@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from attngrad import reference
-from attngrad._options import Array
+from attngrad._arrays import Array
 
 Function = Callable[[Array], Array]
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from attngrad._options import Array
+from attngrad._arrays import Array
 from attngrad.auditor.formulas.shapes import Shapes, Size, infer, resolve
 from attngrad.auditor.formulas.symbols import SIZED
 from attngrad.auditor.formulas.tree import (

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 
 from attngrad import reference
-from attngrad._options import Array
+from attngrad._arrays import Array
 from attngrad.auditor.formulas.case import Head, Projected, Sizes, along, complex_step, softmax, t
 from attngrad.auditor.formulas.symbols import LAYER
 

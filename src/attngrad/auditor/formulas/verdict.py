@@ -11,7 +11,7 @@ from numbers import Integral, Real
 
 import numpy as np
 
-from attngrad._options import fail
+from attngrad._checks import fail
 from attngrad.auditor.formulas import known, symbols
 from attngrad.auditor.formulas.case import Sizes
 from attngrad.auditor.formulas.evaluate import Values, sides
