@@ -19,6 +19,7 @@ import numpy as np
 
 import attngrad
 from attngrad import _native, reference
+from attngrad._arrays import ACCUMULATE
 from attngrad._options import Tangents
 from attngrad.testing import rms_error, rounding_bound
 from cases import OPTIONS, Case, Shape, make
@@ -87,7 +88,10 @@ def one_by_one(a: Any, b: Any) -> Any:
 
 
 def errors(c: Case, moved: Case, dtype: Any, product: Any = reference.matmul) -> dict[str, tuple[float, float, float]]:
-    """By result: our RMS error on ``moved`` (``c`` at other strides), the naive one, and 8 eps times the largest."""
+    """By result: our RMS error on ``moved`` (``c`` at other strides), the naive one, and 8 eps times the largest.
+
+    The last with the smallest normal number on top, below which digits are lost.
+    """
     got = results(moved, attngrad)
     narrow = c.cast(dtype)
     narrow.dlse = c.dlse.astype(dtype)
@@ -96,7 +100,7 @@ def errors(c: Case, moved: Case, dtype: Any, product: Any = reference.matmul) ->
         truth = results(c.cast(np.longdouble), reference)
         with patch.object(reference, "matmul", product):
             naive = results(narrow, reference)
-    eps = float(ml_dtypes.finfo(dtype).eps)
+    eps, least = float(ml_dtypes.finfo(dtype).eps), float(np.finfo(ACCUMULATE.get(np.dtype(dtype), dtype)).tiny)
     found = {}
     for name, x in got.items():
         finite = np.isfinite(truth[name])
@@ -105,7 +109,7 @@ def errors(c: Case, moved: Case, dtype: Any, product: Any = reference.matmul) ->
         if not np.array_equal(finite, np.isfinite(x.astype(np.float64))):
             raise AssertionError(f"{name} is finite elsewhere")
         a, b, n = x[finite], truth[name][finite], naive[name][finite]
-        found[name] = rms_error(a, b), rms_error(n, b), rounding_bound(b, b, eps)
+        found[name] = rms_error(a, b), rms_error(n, b), rounding_bound(b, b, eps) + least
     return found
 
 

@@ -1,4 +1,4 @@
-"""Bad inputs of attngrad.torch, attngrad.transformers and attngrad.jax: the right result or the error."""
+"""Bad inputs of attngrad.torch, .transformers, .jax and .distributed: the right result or the error."""
 
 from __future__ import annotations
 
@@ -10,8 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from torch import distributed as dist
 
 import attngrad
+import attngrad.jax
+import attngrad.torch
+from attngrad.distributed import ring_attention
 from bad_inputs.calls import FUNCTIONS, Call, good
 from bad_inputs.checks import assert_right, rows, unwritten
 from bad_inputs.row import Row, judge
@@ -22,20 +26,36 @@ def test_bridges_are_right_or_name_what_is_wrong(row: Row):
     judge(row, row.do)
 
 
-@pytest.mark.parametrize("bridge", ["torch", "jax"])
+@pytest.fixture(scope="module")
+def ring_of_one(tmp_path_factory):
+    store = dist.FileStore(str(tmp_path_factory.mktemp("ring") / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+ATTENTION = {"torch": attngrad.torch.attention, "jax": attngrad.jax.attention, "ring": ring_attention}
+
+
+@pytest.mark.parametrize("bridge", ATTENTION)
 @rows("options", "arrays among the options")
+@pytest.mark.usefixtures("ring_of_one")
 def test_bridges_have_the_options_of_attention(bridge: str, row: Row):
     call = good()
     row.do(call)
-    if bridge == "torch" and unknown_to_torch(call):
+    if bridge != "jax" and unknown_to_torch(call):
         return
-    convert = torch.from_numpy if bridge == "torch" else lambda x: jnp.asarray(x) if x.dtype.isnative else x
-    attention = getattr(attngrad, bridge).attention
+    convert = (lambda x: jnp.asarray(x) if x.dtype.isnative else x) if bridge == "jax" else torch.from_numpy
+    attention = ATTENTION[bridge]
     with jax.enable_x64(True), unwritten(call):
         given = {name: converted(x, convert) for name, x in call.given().items()}
         if bridge == "jax" and any(x is None for x in given.values()):
             return  # None is an option that was not given, there
         qkv = [convert(call[name]) for name in "qkv"]
+        if bridge == "ring" and row.name == "segments: uint64 beside int64":
+            with pytest.raises(ValueError, match=r"q_segments must have ids below 2\*\*63; got 18446744073709551615"):
+                attention(*qkv, **given)
+            return
         found = judge(row, lambda: attention(*qkv, **given))
     if found is not None:
         out = found[0] if isinstance(found, tuple) else found

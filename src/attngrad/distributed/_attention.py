@@ -143,11 +143,14 @@ class _Local(NamedTuple):
         """By the rules of the NumPy functions, on shapes and dtypes alone: values may belong to a transform."""
         reject_unknown(NAME, options)
         name = check_layout(NAME, layout)
-        given = {key: x for key, x in options.items() if x is not None}
+        given = {key: x for key, x in options.items() if x is not None or key in ("causal", "dropout", "return_lse")}
         for key, x in (("q", q), ("k", k), ("v", v), *((n, given[n]) for n in ("bias", "sinks", "mask") if n in given)):
             check_tensor(NAME, key, x)
         if "segments" in given:
             given["segments"] = check_segments(NAME, given["segments"])
+            for key, ids in zip(("q_segments", "k_segments"), given["segments"], strict=True):
+                if ids.dtype == torch.uint64 and (to_array(ids) >= 2**63).any():
+                    fail(ValueError, NAME, key, "have ids below 2**63", f"{to_array(ids).max()}")
         offset = given.get("offset")
         if isinstance(offset, Tensor):
             check_tensor(NAME, "offset", offset)
@@ -199,7 +202,7 @@ class _Local(NamedTuple):
             "tokens": [self.q.shape[-2], self.k.shape[-2]],
             "bias": None if self.bias is None else list(self.bias.shape),
             "mask": None if self.mask is None else list(self.mask.shape),
-            "ids": None if self.segments is None else self.segments[1].shape[-1],
+            "ids": None if self.segments is None else list(self.segments[1].shape),
             "tangents": any(_moves(x) for x in differentiable),
         }
 
@@ -278,9 +281,11 @@ def _settle(local: _Local, records: list[Record], ring: Ring) -> _Call:
                 what = f"(..., Hq, queries of the rank, keys of all ranks) on rank {rank}"
                 if not _broadcasts(r[name], scores):
                     fail(ValueError, NAME, name, f"broadcast to {what} = {scores}", f"shape {tuple(r[name])}")
-        if r["ids"] not in (None, keys.lengths[rank], keys.total):
-            rule = f"have {keys.lengths[rank]} ids along axis -1, one a key of rank {rank}, or {keys.total}, one a key"
-            fail(ValueError, NAME, "k_segments", rule, r["ids"])
+        if r["ids"] is not None and r["ids"][-1] not in (keys.lengths[rank], keys.total):
+            rule = f"have {keys.total} ids along axis -1, one a token"
+            if len(records) > 1:
+                rule += f", or {keys.lengths[rank]}, one a key of rank {rank}"
+            fail(ValueError, NAME, "k_segments", rule, f"shape {tuple(r['ids'])}")
     segments = None
     if local.segments is not None:
         q_ids, k_ids = (to_array(ids).astype(np.int64, copy=False) for ids in local.segments)
