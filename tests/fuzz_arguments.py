@@ -14,6 +14,7 @@ import numpy as np
 
 import attngrad
 from attngrad import reference
+from attngrad._arrays import BFLOAT16
 from attngrad._options import Tangents
 from cases import OPTIONS, SHAPES, Case, make
 from fuzz_tools import refused
@@ -68,11 +69,19 @@ def odd(x: Any, rng: np.random.Generator) -> Any:
             lambda: x.view(Subclass),
             lambda: Lying(x),
             lambda: x.tolist(),
-            lambda: np.where(rng.random(x.shape) < 0.2, VALUES[int(rng.integers(len(VALUES)))], x).astype(x.dtype),
+            lambda: spotted(x, rng),
             lambda: np.lib.stride_tricks.as_strided(x, x.shape, (0,) * x.ndim),
             lambda: NUMBERS[int(rng.integers(len(NUMBERS)))],
         ]
         return changes[int(rng.integers(len(changes)))]()
+
+
+def spotted(x: Any, rng: np.random.Generator) -> Any:
+    """``x`` with some of its numbers replaced; it may have become an array of strings by then, or of records."""
+    y = x.copy()
+    if y.dtype.kind in "fiub" or y.dtype == BFLOAT16:
+        y[rng.random(y.shape) < 0.2] = np.array(VALUES[int(rng.integers(len(VALUES)))]).astype(y.dtype)
+    return y
 
 
 def draw(number: int) -> tuple[str, Case, dict[str, Any]]:

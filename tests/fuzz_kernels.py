@@ -3,8 +3,7 @@
 A result must keep the rounding rule: an RMS error of at most twice that of the naive computation, plus 8 eps times the
 largest result. A result of few numbers may miss it by chance, where the naive computation happens to round well. So a
 case that misses is drawn again, with inputs that differ in their last digits, and the rule is applied to the RMS over
-all draws; there the naive computation adds the terms of a product one by one. How often that was needed is told at the
-end.
+all draws. How often that was needed is told at the end.
 
 A part of `make fuzz`; see fuzz.py.
 """
@@ -12,7 +11,6 @@ A part of `make fuzz`; see fuzz.py.
 from __future__ import annotations
 
 from typing import Any
-from unittest.mock import patch
 
 import ml_dtypes
 import numpy as np
@@ -23,7 +21,7 @@ from attngrad._arrays import ACCUMULATE
 from attngrad._options import Tangents
 from attngrad.testing import rms_error, rounding_bound
 from cases import OPTIONS, Case, Shape, make
-from passes import all_passes
+from passes import all_passes, rounding_every_step
 
 WHAT = "cases"
 DTYPES = (np.float64, np.float32, np.float16, ml_dtypes.bfloat16)
@@ -79,14 +77,6 @@ def results(c: Case, module: Any) -> dict[str, Any]:
 DRAWS = 24
 
 
-def one_by_one(a: Any, b: Any) -> Any:
-    """``a @ b``, every product and every sum rounded; BLAS has several sums for a number, each of them smaller."""
-    total = np.zeros((*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1]), a.dtype)
-    for i in range(a.shape[-1]):
-        total = total + a[..., i, None] * b[..., i, None, :]
-    return total
-
-
 def errors(c: Case, moved: Case, dtype: Any, product: Any = reference.matmul) -> dict[str, tuple[float, float, float]]:
     """By result: our RMS error on ``moved`` (``c`` at other strides), the naive one, and 8 eps times the largest.
 
@@ -98,9 +88,11 @@ def errors(c: Case, moved: Case, dtype: Any, product: Any = reference.matmul) ->
     narrow.dlse_dot = None if c.dlse_dot is None else c.dlse_dot.astype(dtype)
     with np.errstate(all="ignore"):
         truth = results(c.cast(np.longdouble), reference)
-        with patch.object(reference, "matmul", product):
+        with rounding_every_step():
             naive = results(narrow, reference)
     eps, least = float(ml_dtypes.finfo(dtype).eps), float(np.finfo(ACCUMULATE.get(np.dtype(dtype), dtype)).tiny)
+    moving = truth["lse_dot"][np.isfinite(truth["lse_dot"])]
+    blind = 1e-17 * np.abs(moving).max(initial=1.0)
     found = {}
     for name, x in got.items():
         finite = np.isfinite(truth[name])
@@ -109,6 +101,8 @@ def errors(c: Case, moved: Case, dtype: Any, product: Any = reference.matmul) ->
         if not np.array_equal(finite, np.isfinite(x.astype(np.float64))):
             raise AssertionError(f"{name} is finite elsewhere")
         a, b, n = x[finite], truth[name][finite], naive[name][finite]
+        if name.endswith("_dot") and np.abs(b).max(initial=0.0) < blind:
+            continue  # terms that cancel beyond the digits of longdouble: the kernels, which keep them apart, have more
         found[name] = rms_error(a, b), rms_error(n, b), rounding_bound(b, b, eps) + least
     return found
 
@@ -150,7 +144,7 @@ def judge(number: int) -> str:
     missed = [name for name, (ours, naive, floor) in first.items() if ours > 2 * naive + floor]
     if not missed:
         return "right"
-    drawn = [errors(x, x, dtype, one_by_one) for x in (redraw(c, dtype, rng) for _ in range(DRAWS))]
+    drawn = [errors(x, x, dtype) for x in (redraw(c, dtype, rng) for _ in range(DRAWS))]
     for name in missed:
         squares = [np.square(e[name]) for e in drawn if name in e]
         ours, naive, floor = np.sqrt(np.mean(squares, axis=0)) if squares else first[name]
