@@ -79,7 +79,9 @@ def rounding_errors(c: Case, dtype: Any) -> dict[str, tuple[float, float]]:
     return errors
 
 
-def assert_within_the_rounding_bound(c: Case, dtype: Any) -> None:
-    """Twice the naive error plus 8 eps times the largest result, for every pass."""
-    for name, (error, bound) in rounding_errors(c, dtype).items():
+def assert_within_the_rounding_bound(c: Case, dtype: Any, *more: Case) -> None:
+    """Twice the naive error plus 8 eps times the largest result, for every pass; by the RMS over several cases."""
+    found = [rounding_errors(x, dtype) for x in (c, *more)]
+    for name in found[0]:
+        error, bound = np.sqrt(np.mean(np.square([x[name] for x in found]), axis=0))
         assert error <= bound, (name, error, bound)

@@ -284,6 +284,8 @@ def test_a_bad_file_is_one_line_with_the_remedy(tmp_path, kind, message):
         (["--entry", "dK", "9", "0"], "row must be in [-4, 4)"),
         (["--open", "--format", "json"], "--open must come with --format html"),
         (["--output", "nowhere/at/all.html"], "--output must be in a folder that exists"),
+        (["--output", "a.pdf"], "--output must end in one of .html, .tex, .json, .txt; got 'a.pdf'"),
+        (["--entry", "dK", "0", "0", "--output", "a.txt"], "--entry prints one sum"),
         (["--output", "."], "--output must be a file; got the folder"),
     ],
 )

@@ -265,7 +265,8 @@ def test_hidden_entries_say_so():
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda t: t["dX"], KeyError, "there is no step 'dX'. Did you mean"),
+        (lambda t: t["dX"], KeyError, "there is no step 'dX'. Names are"),
+        (lambda t: t["ds"], KeyError, "there is no step 'ds'. Did you mean 'dS'?"),
         (lambda t: t["dQ_dot"], KeyError, "Give dout and tangents to trace"),
         (lambda t: t.explain("nothing", 0, 0), KeyError, "there is no step"),
         (lambda t: t.explain("dK", 9, 0), ValueError, r"trace.explain: row must be in \[-5, 5\); got 9"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from numbers import Integral
@@ -320,12 +320,12 @@ def _check_segments(function: str, segments: object, x: Operands) -> None:
         check_broadcast(function, name, ids, (*leading, tokens), "(leading axes, tokens)")
 
 
-def reject_unknown(function: str, options: Mapping[str, object]) -> None:
-    """Every option is one of ours; else a TypeError that suggests the nearest name."""
+def reject_unknown(function: str, options: Mapping[str, object], known: Sequence[str] = OPTION_NAMES) -> None:
+    """Every option is ``known``; else a TypeError that suggests the nearest name."""
     for name in options:
-        if name not in OPTION_NAMES:
-            near = difflib.get_close_matches(name, OPTION_NAMES, n=1, cutoff=0.5)
-            hint = f"Did you mean {near[0]!r}?" if near else f"Options are: {', '.join(OPTION_NAMES)}."
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            hint = f"Did you mean {near[0]!r}?" if near else f"Options are: {', '.join(known)}."
             raise TypeError(f"{function}: unknown option {name!r}. {hint}")
 
 
@@ -400,8 +400,8 @@ def require_numpy(function: str, **arrays: object) -> None:
             module = type(x).__module__.split(".")[0]
             remedy = "Convert it with numpy.asarray."
             if module in ("torch", "jax", "jaxlib"):
-                bridge = "jax" if module == "jaxlib" else module
-                remedy = f"attngrad.reference takes {bridge} arrays; or convert with numpy.asarray."
+                bridge = "torch" if module == "torch" else "jax"
+                remedy = f"attngrad.{bridge}.attention takes it, and differentiates; or convert it with numpy.asarray."
             fail(TypeError, function, name, "be a numpy.ndarray", kind_of(x), remedy)
         refuse_masked(function, name, x)
 

@@ -62,7 +62,7 @@ def demo(seed: int) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @_seed
 def errata(document: str | None, as_json: bool, seed: int) -> None:
-    """Check the published formulas that this project starts from, and print what is wrong with them.
+    """Judge the claims of four published texts on the gradient of attention, and print what is wrong with them.
 
     Every verdict is computed when the command runs, in float64, against the complex step.
     """

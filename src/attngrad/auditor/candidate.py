@@ -267,7 +267,7 @@ def _names_of(values: list[Any], case: Case, level: str, tangents: bool) -> tupl
 def read(value: Any, case: Case, level: str, tangents: bool, call: Call) -> None:
     """Fill ``call`` with the results of a return value."""
     if value is None:
-        call.strange = ("returned None",)
+        call.strange = ("it returned None; return (out, dq, dk, dv), or a mapping of results",)
         return
     try:
         named = named_results(value, case, level, tangents)

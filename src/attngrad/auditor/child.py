@@ -7,6 +7,7 @@ It reads what to do from standard input, as JSON, and writes lines of JSON to th
 from __future__ import annotations
 
 import contextlib
+import difflib
 import importlib
 import importlib.util
 import io
@@ -56,7 +57,10 @@ def load(target: str) -> Any:
     for part in name.split("."):
         if not hasattr(found, part):
             known = [n for n in dir(found) if not n.startswith("_") and callable(getattr(found, n))]
-            hint = f" It has {', '.join(known[:8])}." if known else ""
+            near = difflib.get_close_matches(part, known, n=1)
+            more = f" and {len(known) - 8} more" if len(known) > 8 else ""
+            hint = f" It has {', '.join(known[:8])}{more}." if known else ""
+            hint = f" Did you mean {near[0]!r}?" if near else hint
             raise NotFound(f"audit: {place!r} has no {part!r}.{hint}")
         found = getattr(found, part)
     return found

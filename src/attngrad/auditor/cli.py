@@ -27,7 +27,9 @@ def _finite(_: click.Context, __: click.Parameter, value: float) -> float:
 
 @click.command(name="audit")
 @click.argument("target", required=False, metavar="FILE.py:FUNCTION")
-@click.option("--formula", metavar="TEXT", help="Judge this formula instead, plain or LaTeX: dS = A * dA ...")
+@click.option(
+    "--formula", metavar="TEXT", help="Judge this formula instead, plain or LaTeX: dS = A * dA ... With --json - alone."
+)
 @click.option("--level", type=click.Choice(["attention", "layer"]), help="What it is. [default: seen from the object]")
 @click.option("--option", "options", multiple=True, metavar="NAME=VALUE", help="causal=true, window=4,0, mask=true ...")
 @click.option("--supports", multiple=True, metavar="FEATURE", help="gqa, cross or widths: raising there is a fault.")
@@ -80,6 +82,8 @@ def command(
         raise click.UsageError("audit: give FILE.py:FUNCTION, or --formula TEXT.")
     if formula is not None:
         _audit_formula(click.get_current_context(), formula, json_file)
+    for option, file in (("--html", html_file), ("--json", None if json_file == "-" else json_file)):
+        _check_folder(option, file)
     keywords: dict[str, Any] = {
         "options": parse_options(options) or None,
         "supports": list(supports),
@@ -99,11 +103,24 @@ def command(
         click.echo(report.to_json())
     else:
         render(report, Console(highlight=False))
-    if json_file not in (None, "-"):
-        _files.replace(str(json_file), (report.to_json() + "\n").encode())
-    if html_file is not None:
-        _files.replace(html_file, report.to_html().encode())
+    try:
+        if json_file not in (None, "-"):
+            _files.replace(str(json_file), (report.to_json() + "\n").encode())
+        if html_file is not None:
+            _files.replace(html_file, report.to_html().encode())
+    except OSError as error:
+        click.echo(f"Error: audit: {error.filename}: {error.strerror}.", err=True)
+        raise SystemExit(2) from error
     raise SystemExit(report.exit_code)
+
+
+def _check_folder(option: str, file: str | None) -> None:
+    """Before the candidate runs, not after it."""
+    from pathlib import Path
+
+    if file is not None and not Path(file).resolve().parent.is_dir():
+        rule = f"audit: {option} must be in a folder that exists; got {file!r}. Make the folder first."
+        raise click.UsageError(rule)
 
 
 def _audit_formula(context: click.Context, formula: str, json_file: str | None) -> NoReturn:

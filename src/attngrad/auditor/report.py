@@ -146,7 +146,8 @@ class AuditReport:
         cases = self.settings.get("cases", 0)
         if self.ok:
             names = ", ".join(symbol(s.name) for s in self.stages)
-            return f"RIGHT: {names} agree with the truth in all {cases} cases, within rounding."
+            agree = "agrees" if len(self.stages) == 1 else "agree"
+            return f"RIGHT: {names} {agree} with the truth in all {cases} cases, within rounding."
         if self.status == "not audited":
             fault = next((f.text for f in self.findings if f.fault), "nothing came back")
             return f"NOT AUDITED: {fault}"

@@ -82,6 +82,10 @@ def audit(
         cases(level, options=chosen, dtype=kind, effort=effort, seed=seed, only=adapt, plain_output=plain_output)
     )
     session = _Session(caller, level, tangents, kind, wanted, time_limit, adapt)
+    for option in chosen if level == "attention" else ():
+        if option not in _keywords(candidate):
+            text = f"It takes no keyword {option}, so it is not told; the truth that it is held against has {option}."
+            session.say("option", text, fault=False, name=option)
     for number, case in enumerate(made):
         if progress is not None:
             progress(number, len(made) + 2, case.name)
@@ -278,6 +282,9 @@ class _Session:
                 f", though it claims to support {', '.join(sorted(claimed))}." if claimed else "."
             )
             self.say("crash", told, name="crash", case=case.name)
+            if not passed and self.level == "attention":
+                text = "Arrays are (batch, heads, tokens, features): transpose with k.swapaxes(-1, -2), not with k.T."
+                self.say("axes", text, fault=False)
             self.traceback = self.traceback or call.crash or ""
         self._forget(lacking)
 

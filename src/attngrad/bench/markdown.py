@@ -22,6 +22,9 @@ from attngrad.bench.report import (
 )
 from attngrad.bench.results import Results, Row
 
+GOALS = """What the project aims at, not what it claims: *missed* means that the figure falls short. Ratios to
+torch unless said; means are geometric."""
+
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """The lines of a table; the first column to the left, the others to the right.
@@ -84,7 +87,7 @@ def page(results: Results, images: Sequence[str] = ()) -> str:
     if means:
         body = [[key, *(_ratio(by.get(p, math.nan)) for p in peers)] for key, by in means.items()]
         lines += ["## Geometric means of the ratios", "", *table(["rows", *peers], body)]
-    lines += ["## What must hold", "", "Ratios to torch unless said; means are geometric.", ""]
+    lines += ["## Goals, and how far they are met", "", GOALS, ""]
     words = {True: "holds", False: "**missed**", None: "not run"}
     verdicts = [
         [

@@ -216,8 +216,8 @@ MARKS = {True: "[green]holds[/green]", False: "[bold red]missed[/bold red]", Non
 
 
 def bounds_table(verdicts: Sequence[Verdict]) -> Table:
-    """What must hold, what was found, and where."""
-    table = _table("What must hold (ratios to torch unless said; means are geometric)", ["bound"], ["limit", "found"])
+    """What is aimed at, what was found, and where."""
+    table = _table("Goals (ratios to torch unless said; means are geometric)", ["bound"], ["limit", "found"])
     table.add_column("", no_wrap=True)
     table.add_column("worst", header_style="dim", overflow="fold")
     for v in verdicts:

@@ -68,8 +68,10 @@ _PLACE = click.IntRange(0)
 @click.option("--causal/--no-causal", default=None, help="No query sees a later key. [default: yes; no with --input]")
 @click.option("--window", callback=_sides, metavar="LEFT,RIGHT", help="Keys that a query sees to either side.")
 @click.option("--offset", type=int, metavar="N", help="The position of query 0 among the keys. [default: S - T]")
-@click.option("--mask", callback=_numbers, metavar="ROWS", help="1 may attend, 0 may not: one row for all, or T rows.")
-@click.option("--bias", callback=_numbers, metavar="ROWS", help="Added to the scores: one row for all, or T rows.")
+@click.option(
+    "--mask", callback=_numbers, metavar="1,0/1,1", help="1 may attend, 0 may not: one row for all, or T rows."
+)
+@click.option("--bias", callback=_numbers, metavar="X,X/X,X", help="Added to the scores: one row for all, or T rows.")
 @click.option("--softcap", type=float, metavar="C", help="Scores become C tanh(scores / C).")
 @click.option("--sinks", callback=_numbers, metavar="X,...", help="One logit a query head.")
 @click.option("--dropout", type=float, default=0.0, metavar="RATE", help="Weights dropped, by --seed.")
@@ -82,12 +84,12 @@ _PLACE = click.IntRange(0)
 @click.option("--output", type=click.Path(), metavar="FILE", help="Write here: .html, .tex, .json or .txt.")
 @click.option("--open", "open_page", is_flag=True, help="Open the page in the browser: BROWSER, or the system's.")
 def command(**given: Any) -> None:
-    r"""Work a backward pass through, number by number.
+    """Work a backward pass through, number by number.
 
     Every matrix of attention and of its gradients, with the formula that makes it and what must hold. Without options:
     a small causal example. As a page that computes, and can be edited and broken:
 
-    \b
+    
         attngrad explain --format html --open
         attngrad explain --tokens "the cat sat on the mat" --output cat.html
         attngrad explain --shape 2,4,3 --kv-heads 1 --softcap 2 --tangents
@@ -109,6 +111,11 @@ def _run(given: dict[str, Any]) -> None:
     if form is None:
         suffix = Path(output).suffix.lower() if output else ""
         form = files.SUFFIXES.get(suffix, "html" if given["open_page"] else "terminal")
+    if given["entry"] and (output or given["form"] or given["open_page"]):
+        raise ValueError("explain: --entry prints one sum: it goes without --output, --format and --open.")
+    if output and given["form"] is None and Path(output).suffix.lower() not in ("", *files.SUFFIXES):
+        known = ", ".join(files.SUFFIXES)
+        raise ValueError(f"explain: --output must end in one of {known}; got {output!r}. Or say --format.")
     if given["open_page"] and form != "html":
         raise ValueError(f"explain: --open must come with --format html; got {form}. Pass --format html.")
     if output and Path(output).is_dir():

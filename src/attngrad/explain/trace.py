@@ -130,7 +130,8 @@ class Trace(Mapping[str, Step]):
             stage = known[str(name)].stage
             give = {"backward": "dout", "tangent": "tangents", "second": "dout and tangents"}.get(stage, "the option")
             return f"trace: {name} is not in this trace. Give {give} to trace()."
-        near = difflib.get_close_matches(str(name), self._steps, n=1, cutoff=0.3)
+        near = [step for step in self._steps if step.lower() == str(name).lower()]
+        near = near or difflib.get_close_matches(str(name), self._steps, n=1, cutoff=0.6)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         return f"trace: there is no step {name!r}.{hint} Names are {', '.join(self._steps)}."
 

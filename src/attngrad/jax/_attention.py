@@ -68,6 +68,9 @@ def _call(function: str, q: Array, k: Array, v: Array, options: Any) -> tuple[Ar
         arrays |= {
             f"{side}_segments": _array(function, f"{side}_segments", x) for side, x in zip("qk", segments, strict=True)
         }
+    seed = options.get("seed")
+    if _is_array(seed) and jnp.issubdtype(seed.dtype, jax.dtypes.prng_key):
+        fail(TypeError, function, "seed", "be an integer", "a PRNG key", "Pass seed=jax.random.bits(key).")
     arrays |= {n: _array(function, n, options[n]) for n in ("offset", "seed") if _is_array(options.get(n))}
 
     # The checks read shapes and dtypes; arrays of one zero that have them stand in for what may be a tracer.

@@ -11,9 +11,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from attngrad._checks import check_flag, check_integer, fail
-from attngrad._options import OptionArguments, Options, check_magnitudes, reject_unknown
+from attngrad._options import OPTION_NAMES, OptionArguments, Options, check_magnitudes, reject_unknown
 from attngrad.torch import _functions, _ops, _passes, _plain
 from attngrad.torch._passes import Inputs
+
+SDPA_OPTIONS = (
+    *("attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa"),
+    *(name for name in OPTION_NAMES if name not in ("causal", "dropout", "scale")),
+)
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, **options: Unpack[OptionArguments]) -> Any:
@@ -145,7 +150,7 @@ def scaled_dot_product_attention(
         for option, instead in (("causal", "is_causal"), ("dropout", "dropout_p")):
             if option in options:
                 raise TypeError(f"{name}: unknown option {option!r}. Did you mean {instead!r}?")
-        reject_unknown(name, options)
+        reject_unknown(name, options, SDPA_OPTIONS)
     for argument, x in (("query", query), ("key", key), ("value", value)):
         _passes.check_tensor(name, argument, x)
         if x.ndim < 2:
