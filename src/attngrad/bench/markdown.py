@@ -23,7 +23,7 @@ from attngrad.bench.report import (
 from attngrad.bench.results import Results, Row
 
 GOALS = """What the project aims at, not what it claims: *missed* means that the figure falls short. Ratios to
-torch unless said; means are geometric."""
+torch unless said; means are geometric, of the rows that arithmetic bounds, where those above are of all."""
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
