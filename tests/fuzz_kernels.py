@@ -21,7 +21,7 @@ from attngrad._arrays import ACCUMULATE
 from attngrad._options import Tangents
 from attngrad.testing import rms_error, rounding_bound
 from cases import OPTIONS, Case, Shape, make
-from passes import all_passes, rounding_every_step
+from passes import all_passes, redraw, rounding_every_step
 
 WHAT = "cases"
 DTYPES = (np.float64, np.float32, np.float16, ml_dtypes.bfloat16)
@@ -107,20 +107,6 @@ def errors(c: Case, moved: Case, dtype: Any, product: Any = reference.matmul) ->
         floor = rounding_bound(b, b, eps) + (least + blind if name.endswith("_dot") else least)
         found[name] = rms_error(a, b), rms_error(n, b), floor
     return found
-
-
-def redraw(c: Case, dtype: Any, rng: np.random.Generator) -> Case:
-    """The case with every number moved by a few eps of itself."""
-    eps = float(ml_dtypes.finfo(dtype).eps)
-
-    def jitter(x: Any) -> Any:
-        if x is None:
-            return None
-        return (x.astype(np.longdouble) * (1 + 4 * eps * rng.uniform(-1, 1, x.shape))).astype(x.dtype)
-
-    options = {n: jitter(a) if n in ("bias", "sinks") else a for n, a in c.options.items()}
-    arrays = (*c.qkv, c.dout, c.dlse, c.dout_dot, c.dlse_dot)
-    return Case(c.shape, options, *map(jitter, arrays), Tangents(*map(jitter, c.t)))
 
 
 def describe(number: int) -> str:

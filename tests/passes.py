@@ -12,6 +12,7 @@ import numpy as np
 
 import attngrad
 from attngrad import reference
+from attngrad._options import Tangents
 from attngrad.testing import relative_error, rms_error, rounding_bound
 from cases import Case
 
@@ -77,6 +78,20 @@ def rounding_errors(c: Case, dtype: Any) -> dict[str, tuple[float, float]]:
         bound = rounding_bound(rounded[name][finite], truth[name][finite], eps)
         errors[name] = rms_error(x[finite], truth[name][finite]), bound
     return errors
+
+
+def redraw(c: Case, dtype: Any, rng: np.random.Generator) -> Case:
+    """The case with every number moved by a few eps of itself."""
+    eps = float(ml_dtypes.finfo(dtype).eps)
+
+    def jitter(x: Any) -> Any:
+        if x is None:
+            return None
+        return (x.astype(np.longdouble) * (1 + 4 * eps * rng.uniform(-1, 1, x.shape))).astype(x.dtype)
+
+    options = {n: jitter(a) if n in ("bias", "sinks") else a for n, a in c.options.items()}
+    arrays = (*c.qkv, c.dout, c.dlse, c.dout_dot, c.dlse_dot)
+    return Case(c.shape, options, *map(jitter, arrays), Tangents(*map(jitter, c.t)))
 
 
 def assert_within_the_rounding_bound(c: Case, dtype: Any, *more: Case) -> None:
