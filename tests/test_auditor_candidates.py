@@ -247,6 +247,72 @@ def test_what_a_candidate_sets_for_the_whole_process_is_set_back():
     assert (sys.getrecursionlimit(), list(warnings.filters), np.geterr()) == before
 
 
+def test_ids_that_a_candidate_overwrites_are_its_own_and_told():
+    def overwrites(q, k, v, dout, segments):
+        segments[0][...] = segments[1][...] = 0
+        return right(q, k, v, dout)
+
+    report = audit(overwrites, options={"segments": True}, effort="quick")
+    assert report.status == "wrong"
+    assert any(f.kind == "mutates" and "segments[0]" in f.text for f in report.findings)
+
+
+def test_a_crash_with_two_features_together_excuses_neither_alone():
+    def unsummed(q, k, v, dout):
+        if q.shape[1] != k.shape[1] and q.shape[2] != k.shape[2]:
+            raise NotImplementedError("groups and T != S")
+        group = q.shape[1] // k.shape[1]
+        return right(q, np.repeat(k, group, 1), np.repeat(v, group, 1), dout)
+
+    report = audit(unsummed, effort="default")
+    assert report.status == "wrong"
+    assert {s.name for s in report.stages if not s.ok} == {"dk", "dv"}
+
+
+def test_an_error_beyond_a_tile_of_128_is_seen_by_default():
+    def truncated(q, k, v, dout):
+        out, dq, dk, dv = right(q, k, v, dout)
+        if min(q.shape[2], k.shape[2]) > 128:
+            dk[..., 128:, :] = 0
+        return out, dq, dk, dv
+
+    assert audit(truncated, effort="default").status == "wrong"
+
+
+def test_an_option_that_it_cannot_be_told_is_noted():
+    report = audit(right, options={"causal": True}, effort="quick")
+    assert any(f.kind == "option" and "no keyword causal" in f.text and not f.fault for f in report.findings)
+
+
+def test_an_endless_recursion_and_a_list_in_itself_are_told_in_time():
+    def deep(q, k, v, dout):
+        return deep(q, k, v, dout)
+
+    def ring(q, k, v, dout):
+        found = []
+        found.append(found)
+        return found
+
+    report = audit(deep, effort="quick")
+    assert "RecursionError" in str(report)
+    assert len(report.traceback.splitlines()) < 500
+    assert audit(ring, effort="quick").status == "not audited"
+
+
+def test_a_class_that_exits_when_it_is_made_is_told():
+    class Exits:
+        def __init__(self, *sizes):
+            sys.exit(3)
+
+        def forward(self, query, key, value):
+            return query
+
+        def backward(self, dout, query, key, value, learning_rate):
+            return query
+
+    assert audit(Exits, level="layer", effort="quick").status == "not audited"
+
+
 def test_a_traceback_is_the_candidates_own():
     report = audit(crashes, effort="quick")
     assert "undefined_name" in report.traceback

@@ -237,6 +237,60 @@ def test_torch_options_are_passed_only_if_taken():
     assert wrong.mistakes == ("causal-alignment",), wrong
 
 
+class Tripled(torch.autograd.Function):
+    """A bias whose gradient is three times what it should be."""
+
+    @staticmethod
+    def forward(ctx, bias):
+        return bias.clone()
+
+    @staticmethod
+    def backward(ctx, dbias):
+        return 3 * dbias
+
+
+def test_the_gradient_of_a_bias_is_audited_in_torch():
+    def biased(q, k, v, bias, wrong=False):
+        bias = Tripled.apply(bias) if wrong else bias
+        k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+        return torch.softmax(q @ k.mT / q.shape[-1] ** 0.5 + bias, -1) @ v
+
+    assert attngrad.torch.audit(biased, options={"bias": True}, effort="quick").ok
+    report = attngrad.torch.audit(
+        lambda q, k, v, bias: biased(q, k, v, bias, True), options={"bias": True}, effort="quick"
+    )
+    assert report.first == "dbias"
+
+    def constant(q, k, v, bias):
+        return biased(q, k, v, bias.detach())
+
+    report = attngrad.torch.audit(constant, options={"bias": True}, effort="quick")
+    assert report.ok
+    assert any("does not offer the gradient of bias" in f.text for f in report.findings)
+
+
+def test_the_gradient_of_a_bias_and_segments_are_audited_in_jax():
+    def attention(q, k, v, bias=0.0, segments=None):
+        k, v = (jnp.repeat(x, q.shape[1] // x.shape[1], 1) for x in (k, v))
+        scores = q @ k.swapaxes(-1, -2) / q.shape[-1] ** 0.5 + bias
+        if segments is not None:
+            same = segments[0][..., None, :, None] == segments[1][..., None, None, :]
+            scores = jnp.where(same, scores, -jnp.inf)
+            top = jnp.where(same.any(-1, keepdims=True), scores.max(-1, keepdims=True), 0.0)
+            weights = jnp.where(same, jnp.exp(jnp.where(same, scores, 0.0) - top), 0.0)
+            return weights / jnp.maximum(weights.sum(-1, keepdims=True), 1e-300) @ v
+        return jax.nn.softmax(scores, -1) @ v
+
+    def tripled(q, k, v, bias):
+        return attention(q, k, v, 3 * bias - 2 * jax.lax.stop_gradient(bias))
+
+    report = attngrad.jax.audit(tripled, options={"bias": True}, effort="quick")
+    assert report.first == "out_dot", report
+    assert not next(s for s in report.stages if s.name == "dbias").ok
+    report = attngrad.jax.audit(attention, options={"segments": True}, effort="quick")
+    assert report.status != "not audited", report
+
+
 def test_a_jax_function_with_a_wrong_gradient_is_named():
     @jax.custom_vjp
     def wrong(q, k, v):

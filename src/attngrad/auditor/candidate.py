@@ -115,11 +115,18 @@ def _positional(candidate: Any) -> tuple[list[str], set[str], bool]:
 
 def _taken(options: Mapping[str, Any], names: set[str], everything: bool) -> dict[str, Any]:
     """The options that a candidate takes, their arrays as copies of its own."""
-    return {
-        name: _fresh(x) if isinstance(x, np.ndarray) else x
-        for name, x in options.items()
-        if everything or name in names
-    }
+
+    def own(x: Any) -> Any:
+        return _fresh(x) if isinstance(x, np.ndarray) else tuple(map(own, x)) if isinstance(x, tuple) else x
+
+    return {name: own(x) for name, x in options.items() if everything or name in names}
+
+
+def _arrays_in(options: Mapping[str, Any]) -> dict[str, NDArray]:
+    """The arrays among the options, those of a pair as ``segments[0]``."""
+    found = {name: x for name, x in options.items() if isinstance(x, np.ndarray)}
+    pairs = ((name, x) for name, x in options.items() if isinstance(x, tuple))
+    return found | {f"{name}[{i}]": y for name, x in pairs for i, y in enumerate(x) if isinstance(y, np.ndarray)}
 
 
 def attention_caller(candidate: Any) -> tuple[Caller, tuple[str, ...]]:
@@ -156,7 +163,7 @@ def attention_caller(candidate: Any) -> tuple[Caller, tuple[str, ...]]:
         for name in ("bias_dot", "sinks_dot"):
             if name in keywords and name in fresh:
                 options[name] = fresh[name]
-        watched = fresh | {name: x for name, x in options.items() if isinstance(x, np.ndarray)}
+        watched = fresh | _arrays_in(options)
         return lambda: candidate(*values, **options), watched
 
     return prepare, wanted
@@ -177,7 +184,7 @@ def layer_caller(candidate: Any) -> Caller:
         options = _taken(case.options, by_keyword, everything)
         if "num_kv_heads" in by_keyword:
             options["num_kv_heads"] = case.dims.hk
-        watched = fresh | {name: x for name, x in options.items() if isinstance(x, np.ndarray)}
+        watched = fresh | _arrays_in(options)
         return lambda: candidate(*fresh.values(), case.dims.hq, **options), watched
 
     return prepare
@@ -217,7 +224,7 @@ def _flat(value: Any) -> list[Any]:
 def _depth(value: Any) -> int:
     """How deep lists of numbers are nested; 0 for what is none."""
     depth = 0
-    while isinstance(value, list) and value:
+    while isinstance(value, list) and value and depth < 5:
         value, depth = value[0], depth + 1
     return depth if isinstance(value, (bool, int, float)) else 0
 
@@ -301,11 +308,17 @@ def error_text(error: BaseException) -> str:
     return lines[0].removesuffix(":")
 
 
+_FRAMES = 50
+_OURS = ("candidate", "objects", "frameworks", "torch_candidate", "jax_candidate")
+
+
 def _own_frames(error: BaseException) -> str:
     """The traceback without our own frames."""
-    frames = traceback.extract_tb(error.__traceback__)
-    ours = ("attngrad/auditor/candidate.py", "attngrad/auditor/objects.py", "attngrad/auditor/torch_candidate.py",
-            "attngrad/auditor/jax_candidate.py")  # fmt: skip
+    frames = traceback.extract_tb(error.__traceback__, limit=_FRAMES)
+    last = traceback.extract_tb(error.__traceback__, limit=-_FRAMES)
+    if len(frames) == _FRAMES:  # of a recursion: the others would take minutes to print
+        frames += last
+    ours = tuple(f"attngrad/auditor/{name}.py" for name in _OURS)
     theirs = [f for f in frames if not f.filename.replace("\\", "/").endswith(ours)]
     lines = traceback.format_list(theirs or frames[-1:]) + traceback.format_exception_only(error)
     return "Traceback (most recent call last):\n" + "".join(lines)

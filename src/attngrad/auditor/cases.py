@@ -196,7 +196,7 @@ _ATTENTION = (
     _Plan("many queries", Dims(1, 1, 1, 139, 6, 8, 8), effort=1),
     _Plan("groups, large mean, long rows", Dims(1, 4, 2, 33, 41, 7, 9), _large_mean, 1),
     _Plan("larger logits, long rows", Dims(1, 2, 2, 35, 35, 8, 8), _large_logits, 1),
-    _Plan("tile and a bit", Dims(1, 1, 1, 131, 131, 8, 8), effort=2),
+    _Plan("tile and a bit", Dims(1, 1, 1, 131, 131, 8, 8), effort=1),
     _Plan("wide features", Dims(1, 1, 1, 9, 9, 67, 67), effort=2),
     _Plan("many heads", Dims(3, 8, 4, 6, 11, 5, 3), effort=2),
 )

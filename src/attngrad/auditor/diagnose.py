@@ -324,7 +324,7 @@ def low_precision(observations: Sequence[Observation]) -> str | None:
 
 
 def _like_rounding(o: Observation, name: str, dtype: Any, eps: float) -> bool:
-    """An error about as large as rounding to ``dtype`` everywhere leaves."""
+    """An error about as large as rounding to ``dtype`` everywhere leaves, or a part of it."""
     if eps < 2.0 * o.truth.eps:
         return False
     truth = o.truth.value(name)
@@ -332,7 +332,7 @@ def _like_rounding(o: Observation, name: str, dtype: Any, eps: float) -> bool:
     with np.errstate(all="ignore"):
         coarse = getattr(Pipeline(o.truth.case.given, dtype), name)
     usual = rms_error(coarse, truth)
-    return bool(o.judgements[name].rms <= 6.0 * usual)
+    return bool(usual / 1000.0 <= o.judgements[name].rms <= 6.0 * usual)
 
 
 def _spread(wrong: Sequence[tuple[Observation, str]]) -> bool:

@@ -11,7 +11,20 @@ from attngrad.auditor.report import AuditReport, Finding
 from attngrad.auditor.run import audit
 
 _ARRAYS = ("q", "k", "v", "dout", "q_dot", "k_dot", "v_dot", "dout_dot")
+OPTION_GRADIENTS = "the gradient of bias or sinks"
+_MORE = ("bias", "sinks")
+_TANGENTS = tuple(f"{name}_dot" for name in _MORE)
 Modes = dict[str, Callable[..., dict[str, Any]]]
+
+
+def inputs_of(options: dict[str, Any]) -> tuple[str, ...]:
+    """The inputs that have a tangent: q, k, v, and what is given of bias and sinks."""
+    return ("q", "k", "v", *(name for name in _MORE if name in options))
+
+
+def function_of(fn: Any, options: dict[str, Any], names: tuple[str, ...]) -> Callable[..., Any]:
+    """``fn`` as a function of the inputs ``names`` alone."""
+    return lambda *x: fn(*x[:3], **(options | dict(zip(names[3:], x[3:], strict=True))))
 
 
 def audit_differentiable(
@@ -19,14 +32,15 @@ def audit_differentiable(
 ) -> AuditReport:
     """Audit ``fn`` by its framework's own differentiation.
 
-    ``gradients(fn, arrays, options)`` gives out, dq, dk, dv; ``modes`` (forward mode, double backward) give more
-    results. A mode that the first call shows ``fn`` not to offer is left out, with a note.
+    ``gradients(fn, arrays, options)`` gives out, dq, dk, dv; ``modes`` (gradients of options, forward mode, double
+    backward) give more results. A mode that the first call shows ``fn`` not to offer is left out, with a note.
     """
     missing: dict[str, str] = {}
     settled: set[str] = set()
 
     def candidate(*arrays: Any, **options: Any) -> dict[str, Any]:
         given = dict(zip(_ARRAYS, arrays, strict=True))
+        given |= {name: options.pop(name) for name in _TANGENTS if name in options}
         results = gradients(fn, given, options)
         for name, mode in modes.items():
             if name in missing:
@@ -37,6 +51,8 @@ def audit_differentiable(
                 if name in settled:
                     raise
                 missing[name] = f"{type(error).__name__}: {error}".splitlines()[0]
+                if name == OPTION_GRADIENTS:  # the tangents are along bias and sinks too
+                    missing.update(dict.fromkeys(modes, missing[name]))
             settled.add(name)
         return results
 
@@ -59,6 +75,7 @@ def _signature(fn: Any) -> inspect.Signature:
     except (TypeError, ValueError):
         own = []
     keywords = {kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY}
+    parameters += [kinds(name, kinds.KEYWORD_ONLY, default=None) for name in _TANGENTS]
     parameters += [
         kinds(p.name, kinds.KEYWORD_ONLY, default=None) for p in own[3:] if p.kind in keywords and p.name not in _ARRAYS
     ]

@@ -45,7 +45,7 @@ def has_output_projection(candidate: Any) -> bool:
     """Whether it has a w_o. A class that cannot be constructed has none that could be found."""
     try:
         layer = _made(candidate, 4, 2)
-    except Exception:
+    except (Exception, SystemExit):
         return False
     return _attribute(layer, _WEIGHTS["w_o"]) is not None
 
@@ -74,7 +74,7 @@ def call_as_code(candidate: Any) -> str:
         lines = [f"layer = {candidate.__name__}({{model}}, {{heads}})"]
     else:
         lines = ["layer = candidate"]
-    with contextlib.suppress(Exception):  # what cannot be constructed has failed before anything needs this
+    with contextlib.suppress(Exception, SystemExit):  # what cannot be constructed has failed before anything needs this
         layer = _made(candidate, 4, 2)
         for name, spellings in _WEIGHTS.items():
             if (found := _attribute(layer, spellings)) is not None:

@@ -266,14 +266,14 @@ class _Session:
     def settle_crashes(self) -> None:
         """Which crashes are faults, and which say what the candidate does not support."""
         passed = {o.truth.case.name for o in self.observations}
-        lacking: set[str] = set()
+        lacking: list[frozenset[str]] = []
         for case, call in sorted(self.crashes, key=lambda c: len(c[0].dims.features)):
             features = case.dims.features
             claimed = features & self.supports
             if features and passed and not claimed:
-                if features & lacking:
+                if any(features >= known for known in lacking):
                     continue
-                lacking |= features
+                lacking.append(features)
                 what = " with ".join(_LACKS[f] for f in sorted(features))
                 text = f"It does not support {what}: {call.error}"
                 self.say("unsupported", text, fault=False, name="+".join(sorted(features)))
@@ -288,10 +288,10 @@ class _Session:
             self.traceback = self.traceback or call.crash or ""
         self._forget(lacking)
 
-    def _forget(self, lacking: set[str]) -> None:
+    def _forget(self, lacking: list[frozenset[str]]) -> None:
         """Results of the wrong shape that broadcasting let through, where the candidate is known not to support it."""
         for o in self.observations:
-            if o.truth.case.dims.features & lacking:
+            if any(o.truth.case.dims.features >= known for known in lacking):
                 for name in [n for n, j in o.judgements.items() if j.kind == "shape"]:
                     del o.judgements[name], o.results[name]
         self.observations = [o for o in self.observations if o.results]

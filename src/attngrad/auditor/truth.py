@@ -57,8 +57,19 @@ _STRAIGHTFORWARD: tuple[Mapping[str, Override], ...] = (
 """The ways to compute that all count as straightforward: delta from out or from the weights, and the weights from lse,
 in the backward pass or in both."""
 
+
+def _key_by_key(p: Pipeline, base: Any) -> Any:
+    """lse as a running sum, rounded at every key."""
+    try:
+        lse = np.logaddexp.reduce(np.where(p.visible, p.scores_unmasked, p.c(-np.inf)), axis=-1)
+        return np.logaddexp(lse, p.c(p.sinks)[:, None]) if p.has("sinks") else lse
+    except TypeError:  # bfloat16
+        return base()
+
+
 _ORDERS: tuple[Mapping[str, Override], ...] = tuple(
-    {"z": z}
+    {"z": z, **more}
+    for more in ({}, {"weights": _from_lse}, {"lse": _key_by_key, "weights": _from_lse})
     for z in (
         lambda p, base: matmul(p.c(p.scale_z) * p.q, transpose(p.k_heads)),
         lambda p, base: matmul(p.q, transpose(p.c(p.scale_z) * p.k_heads)),
@@ -66,7 +77,8 @@ _ORDERS: tuple[Mapping[str, Override], ...] = tuple(
         lambda p, base: matmul(p.c(p.scale_z * np.log2(np.e)) * p.q, transpose(p.k_heads)) / p.c(np.log2(np.e)),
     )
 )
-"""The scores in other orders: the scale within q or k, features from last to first, in powers of two."""
+"""The scores in other orders: the scale within q or k, features from last to first, in powers of two; and each of these
+with the weights from lse, summed at once or key by key."""
 
 
 @dataclass(frozen=True)
