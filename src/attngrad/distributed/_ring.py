@@ -213,9 +213,7 @@ def backward(ring: Ring, job: Job, x: Operands, saved: Saved, dout: Array | None
             if tile.rows.here != rows:
                 rows = tile.rows.here
                 # in a row that saw nothing, inverse = 0: there the kernels give zero
-                of_rows = Saved(
-                    *map(np.ascontiguousarray, (saved.out[..., rows, :], *(s[..., rows] for s in saved[1:])))
-                )
+                of_rows = _of_rows(saved, rows)
             g = _kernels.backward(
                 _operands(x, tile, keys.here),
                 job.options,
