@@ -216,6 +216,9 @@ def attention(*bugs, names=None):
             axes = tuple(range(4 - bias.ndim)) + tuple(4 - bias.ndim + i for i, n in enumerate(bias.shape) if n == 1)
             reduce = np.mean if "dbias mean" in bugs else np.sum
             dbias = ds if "dbias unreduced" in bugs else reduce(ds, axis=axes).reshape(bias.shape)
+            if "dbias by batch" in bugs:
+                sizes = (1,) * (4 - bias.ndim) + bias.shape
+                dbias = ds.sum(axis=tuple(i for i in (1, 2, 3) if sizes[i] == 1), keepdims=True)
             if "dbias scaled" in bugs:
                 dbias = dbias * s_z
         if "exchange dq dk" in bugs:
@@ -280,6 +283,7 @@ PLANTS = {
     "no cap derivative": ("softcap-derivative-missing", {"softcap": 2.0}),
     "s tanh(s)": ("softcap-derivative-wrong", {"softcap": 2.0}),
     "dbias unreduced": ("bias-gradient-not-reduced", {"bias": True}),
+    "dbias by batch": ("bias-gradient-not-reduced", {"bias": True}),
     "dbias mean": ("bias-gradient-averaged", {"bias": True}),
     "dbias scaled": ("bias-gradient-scaled", {"bias": True}),
     "chunk delta": ("delta-from-chunk", None),
@@ -445,7 +449,7 @@ _ALTERNATIVES = (
     ["group unsummed", "group last", "group mean", "tiled groups"],
     ["dropout no mask", "dropout other mask", "dropout not rescaled"],
     ["no cap derivative", "s tanh(s)"],
-    ["dbias unreduced", "dbias mean", "dbias scaled"],
+    ["dbias unreduced", "dbias by batch", "dbias mean", "dbias scaled"],
     ["causal one more", "causal one less"],
     ["lse base 2", "lse without max", "softmax axis", "mask ignored backward"],
     ["dk", "dk transposed", "own operand", "overwritten dkv", "exchange dk dv"],

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from attngrad._dense import sum_over
+from attngrad._dense import sum_over, sum_to
 from attngrad.auditor.mistakes._entry import Mistake, need, only, way
 from attngrad.auditor.pipeline import Pipeline
 
@@ -34,6 +34,13 @@ def _partly_reduced(p: Pipeline, base: Base) -> Any:
     """Summed over the batch axis alone, or over heads alone."""
     need(p.bias is not None and p.bias.ndim < 4)
     return sum_over(p.dscores, 0)
+
+
+def _batch_kept(p: Pipeline, base: Base) -> Any:
+    """Summed over all of them but the batch axis, as four axes."""
+    need(p.bias is not None)
+    sizes = (1,) * (4 - p.bias.ndim) + p.bias.shape
+    return sum_to(p.dscores, (p.dscores.shape[0], *sizes[1:]))
 
 
 MISTAKES = (
@@ -75,7 +82,11 @@ MISTAKES = (
         "dBias = dS summed to the shape of bias",
         "One entry of bias adds to many scores, so its gradient is the sum over all of them.",
         "Sum dS over the broadcast axes.",
-        (way("over none", dbias=_unreduced), way("over the batch only", dbias=_partly_reduced)),
+        (
+            way("over none", dbias=_unreduced),
+            way("over the batch only", dbias=_partly_reduced),
+            way("over all but the batch", dbias=_batch_kept),
+        ),
         ("bias",),
     ),
     Mistake(
