@@ -11,9 +11,8 @@ computation may be right by luck. So before a result is called wrong, other orde
 One kind of result has no largest entry to measure by: that whose terms cancel to nothing, as dQ and dK do with one key
 or with equal keys. There 8 eps of the result are no room, and the straightforward computation may be exact by luck, so
 that another order of the same sums would be called wrong. For these, and for no others, the bound is at least what
-rounding the terms leaves (``_floor``). Where nothing cancels, the rule stands as it is: in 70,000 results of eleven
-right implementations in four dtypes it was exceeded by none. With options, 3 of 12,000 right results were over the
-rule without a floor, all of them dQ and dK of one key.
+rounding the terms leaves (``_floor``). With options, 3 of 12,000 right results were over the rule without a floor, all
+of them dQ and dK of one key.
 """
 
 from __future__ import annotations
