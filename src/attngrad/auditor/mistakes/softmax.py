@@ -146,7 +146,7 @@ MISTAKES = (
         "dS = dA o A - mean(dA o A)",
         _RIGHT,
         _ROW_TERM + "A mean is neither that sum nor weighted by A; it does nothing for numerical stability either.",
-        "Replace the mean by rowsum(dA * A, keepdims) * A.",
+        "Subtract rowsum(dA * A, keepdims=True) from dA, then multiply by A.",
         (
             way("dS = dA o A - mean(dA o A)", dscores=lambda p, base: _product(p) - _mean(_product(p), p)),
             way(
