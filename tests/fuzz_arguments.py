@@ -178,9 +178,8 @@ def judge(number: int) -> str:
         scale = np.abs(want).max(initial=0.0)
         if finite and x.dtype.itemsize > 2 and scale < 1e30:
             off = np.abs(x - want).max(initial=0.0)
-            least = (
-                100 * np.finfo(x.dtype).tiny * min(max(1.0, largest(c)), 1e100) ** 2
-            )  # what underflows, times what it meets
+            meets = min(max(1.0, largest(c)), 1e100)
+            least = 100 * np.finfo(x.dtype).tiny * meets**2  # what underflows, times what it meets
             assert off <= tolerance * scale + least, (path, off, scale)
     return "right" if finite else "not finite"
 

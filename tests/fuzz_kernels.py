@@ -3,14 +3,19 @@
 A result must keep the rounding rule: an RMS error of at most twice that of the naive computation, plus 8 eps times the
 largest result. A result of few numbers may miss it by chance, where the naive computation happens to round well. So a
 case that misses is drawn again, with inputs that differ in their last digits, and the rule is applied to the RMS over
-all draws. How often that was needed is told at the end.
+all draws. The naive computation multiplies by BLAS, which has several sums for one number and so errs less than one sum
+of rounded products: a case that misses by this measure too is held against the rule to its letter, every step rounded.
+How often either was needed is told at the end.
 
 A part of `make fuzz`; see fuzz.py.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import ml_dtypes
 import numpy as np
@@ -21,7 +26,7 @@ from attngrad._arrays import ACCUMULATE
 from attngrad._options import Tangents
 from attngrad.testing import rms_error, rounding_bound
 from cases import OPTIONS, Case, Shape, make
-from passes import all_passes, redraw, rounding_every_step
+from passes import all_passes, redraw
 
 WHAT = "cases"
 DTYPES = (np.float64, np.float32, np.float16, ml_dtypes.bfloat16)
@@ -75,9 +80,24 @@ def results(c: Case, module: Any) -> dict[str, Any]:
 
 
 DRAWS = 24
+MATMUL = reference.matmul
 
 
-def errors(c: Case, moved: Case, dtype: Any, product: Any = reference.matmul) -> dict[str, tuple[float, float, float]]:
+@contextmanager
+def rounding_every_step() -> Iterator[None]:
+    """Within, the reference rounds every product and every sum; BLAS has several sums for a number, each smaller."""
+    with patch.object(reference, "matmul", _one_by_one):
+        yield
+
+
+def _one_by_one(a: Any, b: Any) -> Any:
+    total = np.zeros((*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1]), a.dtype)
+    for i in range(a.shape[-1]):
+        total = total + a[..., i, None] * b[..., i, None, :]
+    return total
+
+
+def errors(c: Case, moved: Case, dtype: Any) -> dict[str, tuple[float, float, float]]:
     """By result: our RMS error on ``moved`` (``c`` at other strides), the naive one, and 8 eps times the largest.
 
     The last with what the truth may be off by on top: the smallest normal number, below which digits are lost, and in
@@ -88,12 +108,13 @@ def errors(c: Case, moved: Case, dtype: Any, product: Any = reference.matmul) ->
     narrow.dlse = c.dlse.astype(dtype)
     narrow.dlse_dot = None if c.dlse_dot is None else c.dlse_dot.astype(dtype)
     with np.errstate(all="ignore"):
-        truth = results(c.cast(np.longdouble), reference)
-        with rounding_every_step():
-            naive = results(narrow, reference)
+        with patch.object(reference, "matmul", MATMUL):
+            truth = results(c.cast(np.longdouble), reference)
+        naive = results(narrow, reference)
     eps, least = float(ml_dtypes.finfo(dtype).eps), float(np.finfo(ACCUMULATE.get(np.dtype(dtype), dtype)).tiny)
     moving = truth["lse_dot"][np.isfinite(truth["lse_dot"])]
-    blind = 1e-17 * np.abs(moving).max(initial=1.0)  # s_dot - lse_dot in longdouble; the kernels keep more digits
+    digit = float(np.finfo(np.longdouble).eps)
+    blind = digit * np.abs(moving).max(initial=1.0)  # of s_dot - lse_dot in longdouble; the kernels keep more digits
     found = {}
     for name, x in got.items():
         finite = np.isfinite(truth[name])
@@ -116,7 +137,7 @@ def describe(number: int) -> str:
 
 
 def judge(number: int) -> str:
-    """Every pass of the case of this number: "right", or "drawn again" where one draw would not do."""
+    """Every pass of the case of this number: "right", or how else it kept the rule; see above."""
     c, rng = draw(number)
     dtype = DTYPES[int(rng.integers(len(DTYPES)))]
     _native.set_isa(str(rng.choice(_native.isa_names())))
@@ -132,10 +153,22 @@ def judge(number: int) -> str:
     missed = [name for name, (ours, naive, floor) in first.items() if ours > 2 * naive + floor]
     if not missed:
         return "right"
-    drawn = [errors(x, x, dtype) for x in (redraw(c, dtype, rng) for _ in range(DRAWS))]
-    for name in missed:
-        squares = [np.square(e[name]) for e in drawn if name in e]
-        ours, naive, floor = np.sqrt(np.mean(squares, axis=0)) if squares else first[name]
-        told = f"{name} is off by {ours:.1e}, the naive one by {naive:.1e}, 8 eps is {floor:.1e}"
-        assert ours <= 2 * naive + floor, told
-    return "drawn again"
+    drawn = [redraw(c, dtype, rng) for _ in range(DRAWS)]
+    if not over(drawn, dtype, missed):
+        return "drawn again"
+    with rounding_every_step():
+        told = over(drawn, dtype, missed)
+    assert not told, told
+    return "right to the letter"
+
+
+def over(drawn: list[Case], dtype: Any, names: list[str]) -> str:
+    """Which of the results miss the rule by their RMS over all draws, and by how much."""
+    found = [errors(c, c, dtype) for c in drawn]
+    told = []
+    for name in names:
+        squares = [np.square(e[name]) for e in found if name in e]
+        ours, naive, floor = np.sqrt(np.mean(squares, axis=0)) if squares else (np.inf, 0.0, 0.0)
+        if ours > 2 * naive + floor:
+            told.append(f"{name} is off by {ours:.1e}, the naive one by {naive:.1e}, 8 eps is {floor:.1e}")
+    return "; ".join(told)
