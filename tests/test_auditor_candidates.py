@@ -279,6 +279,41 @@ def test_an_error_beyond_a_tile_of_128_is_seen_by_default():
     assert audit(truncated, effort="default").status == "wrong"
 
 
+def key_by_key(q, k, v, dout):
+    """lse as a running sum: less accurate than at once, and right."""
+    group, scale = q.shape[1] // k.shape[1], q.dtype.type(1 / np.sqrt(q.shape[-1]))
+    keys, values = np.repeat(k, group, 1), np.repeat(v, group, 1)
+    scores = q @ keys.swapaxes(-1, -2) * scale
+    lse = np.full(q.shape[:-1], -np.inf, q.dtype)
+    for j in range(k.shape[2]):
+        lse = np.logaddexp(lse, scores[..., j])
+    weights = np.exp(scores - lse[..., None])
+    out = weights @ values
+    ds = weights * (dout @ values.swapaxes(-1, -2) - np.sum(dout * out, -1, keepdims=True)) * scale
+    dk, dv = (
+        x.reshape(*k.shape[:2], group, *x.shape[2:]).sum(2)
+        for x in (ds.swapaxes(-1, -2) @ q, weights.swapaxes(-1, -2) @ dout)
+    )
+    return out, ds @ keys, dk, dv
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_a_running_log_sum_exp_is_right(dtype):
+    for seed in range(8):
+        report = audit(key_by_key, dtype=dtype, seed=seed, effort="quick")
+        assert report.ok, report
+
+
+def test_noise_far_below_a_lower_precision_is_not_named_one():
+    def noisy(q, k, v, dout):
+        out, dq, dk, dv = right(q, k, v, dout)
+        return out, dq, dk * (1 + 1e-12 * np.random.default_rng(0).standard_normal(dk.shape)), dv
+
+    report = audit(noisy, effort="quick")
+    assert report.status == "wrong"
+    assert report.mistakes == (), report
+
+
 def test_an_option_that_it_cannot_be_told_is_noted():
     report = audit(right, options={"causal": True}, effort="quick")
     assert any(f.kind == "option" and "no keyword causal" in f.text and not f.fault for f in report.findings)

@@ -221,6 +221,28 @@ def test_a_bad_path_and_a_bad_option_are_told(file, tmp_path):
     assert CliRunner().invoke(main, ["audit"]).exit_code == 2
 
 
+@pytest.mark.parametrize("option", ["--html", "--json"])
+def test_a_folder_that_is_not_there_is_told_before_the_candidate_runs(file, tmp_path, monkeypatch, option):
+    monkeypatch.setattr("attngrad.auditor.cli.run_in_child", None)
+    result = audit(file, "right", option, str(tmp_path / "none" / "report"))
+    assert result.exit_code == 2
+    assert f"audit: {option} must be in a folder that exists" in result.output
+
+
+def test_a_file_that_cannot_be_written_after_all_is_told(file, tmp_path, monkeypatch):
+    def full(path, data):
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr("attngrad._files.replace", full)
+    result = audit(file, "right", "--json", str(tmp_path / "report.json"))
+    assert result.exit_code == 2
+    assert "report.json: No space left on device." in result.output
+
+
+def test_the_nearest_name_is_told(file):
+    assert "Did you mean 'right'?" in audit(file, "rihgt").output
+
+
 def test_a_file_that_cannot_be_imported_is_told_with_its_own_traceback(tmp_path):
     path = tmp_path / "broken.py"
     path.write_text("import numpy as np\nnp.nothing_here\n")

@@ -38,6 +38,7 @@ def test_a_plan_adds_up():
     assert one.held == 2 * two.held == 4 * four.held
     long = [ranks * plan(2**20, ranks, 4, 64, bandwidth=1e9, flops=1e11).memory for ranks in (3, 4, 8)]
     assert max(long) < 1.02 * long[0]
+    assert 2 * plan(2**20, 2, 4, 64, bandwidth=1e9, flops=1e11).memory < long[0]  # two blocks of sums, not three
     assert four.forward_bytes == 2 * 4 * 1024 * 64 * 4
     assert four.backward_bytes == 2 * four.forward_bytes
     assert four.total_bytes == 3 * four.forward_bytes + 3 * four.backward_bytes

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 from jax.test_util import check_grads
 
 import attngrad
@@ -356,3 +357,16 @@ def test_a_mistake_is_told_what_it_is(kind, message, options):
         bridge.attention(**arguments)
     with pytest.raises(kind, match=message):
         jax.eval_shape(lambda: bridge.attention(**arguments))
+
+
+def test_a_key_for_a_seed_is_told_how_to_become_one():
+    q, key = jnp.ones((2, 3, 4)), jax.random.key(1)
+    with pytest.raises(TypeError, match=r"seed must be an integer; got a PRNG key. Pass seed=jax.random.bits"):
+        bridge.attention(q, q, q, dropout=0.1, seed=key)
+    assert bridge.attention(q, q, q, dropout=0.1, seed=jax.random.bits(key)).shape == q.shape
+
+
+def test_the_numpy_functions_name_the_bridges():
+    for x, name in ((jnp.ones((2, 3, 4)), "jax"), (torch.ones(2, 3, 4), "torch")):
+        with pytest.raises(TypeError, match=rf"q must be a numpy.ndarray; got .*attngrad\.{name}\.attention takes it"):
+            attngrad.attention(x, x, x)

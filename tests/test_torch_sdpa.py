@@ -344,3 +344,10 @@ def test_multihead_attention_has_second_derivatives():
     ours, _ = modules(batch_first=True)
     x = draw(1, 3, 12).requires_grad_()
     assert gradgradcheck(lambda x: ours(x, x, x)[0], (x,), check_fwd_over_rev=True)
+
+
+def test_a_misspelt_option_leads_to_one_that_it_has():
+    q = torch.ones(1, 2, 3)
+    for wrong, meant in (("is_casual", "is_causal"), ("causal", "is_causal"), ("atten_mask", "attn_mask")):
+        with pytest.raises(TypeError, match=f"unknown option '{wrong}'. Did you mean '{meant}'?"):
+            bridge.scaled_dot_product_attention(q, q, q, **{wrong: True})
