@@ -56,11 +56,15 @@ class Backward {
     using T = Compute<S>;
     struct Packed {
         Block<T> q;
-        T *qt, *dot, *qs, *dos, *dq, *top, *inverse, *delta;
+        T *qt, *dot, *q_copy, *dout_copy, *dq, *top, *inverse, *delta;
+        const T *qs, *dos;  // the copies, or where the rows lie
+        T* in_place;        // the rows of dq, where the products write them
+        bool complete;      // they have
     };
 
 public:
     using Number = T;
+    static constexpr bool one_product = true;  // a tile of a block adds one product to each sum over queries
 
     Backward(const Problem& p, const BackwardProblem& g, int blocks, char* memory)
         : Backward(p, g, blocks, Cutter(memory)) {}
@@ -92,19 +96,21 @@ public:
             x.inverse[lane] = past ? 0 : static_cast<const T*>(g_.inverse)[at];
             x.delta[lane] = 0;
         }
-        const long d = padded<T>(p_.D), e = padded<T>(p_.E);
-        for (int lane = 0; lane < x.q.width; lane += lanes<T>) {
-            pack_rows<S, T>(p_.q, x.q, lane, p_.D, x.inverse, Scores<T>::query_factor(p_), rows_, x.qt, x.qs);
-            const T* rows = pack_rows<S, T>(g_.dout, x.q, lane, p_.E, x.inverse, T{1}, rows_, x.dot, x.dos);
-            for (int i = lane; i < std::min(lane + lanes<T>, x.q.count); ++i) {
-                const std::int64_t at = x.q.index(p_, i);
-                const T* out = static_cast<const T*>(g_.out) + at * p_.E;
-                const T delta = dot<T>(rows + (i - lane) * e, out, p_.E) - (dlse ? dlse[at] : T{0});  // (R3)
-                static_cast<T*>(g_.delta)[at] = delta;
-                x.delta[i] = x.inverse[i] == 0 ? 0 : delta;
+        x.qs = pack_rows<S, T>(p_.q, x.q, p_.D, x.inverse, Scores<T>::query_factor(p_), rows_, x.qt, x.q_copy,
+                               [](int, VectorOfRows<T>) {});
+        const auto deltas = [&](int lane, VectorOfRows<T> rows) {
+            const std::int64_t first = x.q.index(p_, lane);
+            const Vec<T> sums = dots<T>(rows, static_cast<const T*>(g_.out) + first * p_.E, p_.E);
+            for (int i = 0; i < rows.count; ++i) {
+                const T delta = sums[i] - (dlse ? dlse[first + i] : T{0});  // (R3)
+                static_cast<T*>(g_.delta)[first + i] = delta;
+                x.delta[lane + i] = x.inverse[lane + i] == 0 ? 0 : delta;
             }
-        }
-        std::memset(x.dq, 0, sizeof(T) * x.q.count * d);
+        };
+        x.dos = pack_rows<S, T>(g_.dout, x.q, p_.E, x.inverse, T{1}, rows_, x.dot, x.dout_copy, deltas);
+        x.in_place = x.q.in_one_tile() ? rows_as_sums<S, T>(g_.dq, p_, x.q, p_.D) : nullptr;
+        x.complete = false;
+        if (!x.in_place) std::memset(x.dq, 0, sizeof(T) * x.q.count * padded<T>(p_.D));
     }
 
     void load_keys(const ChunkTask& task, long k0, long k1) {
@@ -124,10 +130,15 @@ public:
                 auto* fill = vectors == 3 ? omega<T, 3> : vectors == 2 ? omega<T, 2> : omega<T, 1>;
                 fill(scores_, st_ + at, dt_ + at, ds ? ds + at : nullptr, k0, span, panel.inner, at, x.top + at,
                      x.inverse + at, x.delta + at);
-                k_.template combine<ToC>(std::min(vectors * lanes<T>, x.q.count - at), span, dt_ + row,
-                                         x.dq + at * padded<T>(p_.D));  // (R8)
+                const int count = std::min(vectors * lanes<T>, x.q.count - at);
+                if (x.in_place) {
+                    k_.template combine<ScaledToZero>(count, span, dt_ + row, x.in_place + at * p_.D, scale_);  // (R8)
+                } else {
+                    k_.template combine<ToC>(count, span, dt_ + row, x.dq + at * padded<T>(p_.D));
+                }
             });
         });
+        x.complete = x.in_place;
         each_key_run<T>(x.q, seen_, k0, k1, [&](long row, long rows, int q0, int q1) {
             dv_.add(st_ + row * block<T>, x.dos, q0, q1, row, rows);  // (R1)
             dk_.add(dt_ + row * block<T>, x.qs, q0, q1, row, rows);   // (R9)
@@ -136,8 +147,9 @@ public:
 
     void finish(int n) {
         const Packed& x = packed_[n];
-        for (int i = 0; i < x.q.width; ++i) factor_[i] = static_cast<T>(p_.scale);
-        write_rows<S, T>(x.dq, factor_, p_, x.q, p_.D, static_cast<S*>(g_.dq), nullptr);
+        if (x.complete) return;
+        if (x.in_place) std::memset(x.dq, 0, sizeof(T) * x.q.count * padded<T>(p_.D));
+        write_rows<S, T>(x.dq, scale_, p_, x.q, p_.D, static_cast<S*>(g_.dq), nullptr);
     }
 
 private:
@@ -147,7 +159,7 @@ private:
           rows_(cut.take<T>(lanes<T> * padded<T>(std::max(p.D, p.E)))),
           st_(cut.take<T>(keys<T> * block<T>)),
           dt_(cut.take<T>(keys<T> * block<T>)),
-          factor_(cut.take<T>(block<T>)),
+          scale_(cut.fill<T>(block<T>, static_cast<T>(p.scale))),
           k_(p.D, true, cut),
           v_(p.E, false, cut),
           dk_(p.D, g.dk, static_cast<T>(p.scale), cut),
@@ -158,8 +170,8 @@ private:
         const long d = padded<T>(p.D) * block<T>, e = padded<T>(p.E) * block<T>;
         for (int n = 0; n < blocks; ++n) {
             Packed x{};
-            for (T** part : {&x.qt, &x.qs, &x.dq}) *part = cut.take<T>(d);
-            for (T** part : {&x.dot, &x.dos}) *part = cut.take<T>(e);
+            for (T** part : {&x.qt, &x.q_copy, &x.dq}) *part = cut.take<T>(d);
+            for (T** part : {&x.dot, &x.dout_copy}) *part = cut.take<T>(e);
             for (T** part : {&x.top, &x.inverse, &x.delta}) *part = cut.take<T>(block<T>);
             if (rows_) packed_[n] = x;
         }
@@ -168,7 +180,7 @@ private:
 
     const Problem& p_;
     BackwardProblem g_;
-    T *rows_, *st_, *dt_, *factor_;
+    T *rows_, *st_, *dt_, *scale_;
     KeyTile<S> k_, v_;
     KeySum<T> dk_, dv_;
     Scores<T> scores_;

@@ -90,14 +90,16 @@ class BackwardTangent {
     using T = Compute<S>;
     struct Packed {
         Block<T> q;
-        T *qt, *dot, *qs, *dos, *dq;                  // as in the backward pass
-        T *q_dot_t, *dout_dot_t, *q_dots, *dout_dots;  // the same of the tangents; null where these are
-        T* dq_dot;
+        T *qt, *dot, *q_copy, *dout_copy, *dq;  // as in the backward pass
+        const T *qs, *dos;
+        T *q_dot_t, *dout_dot_t, *q_dot_copy, *dout_dot_copy, *dq_dot;  // the same of the tangents; null where these are
+        const T *q_dots, *dout_dots;
         SecondOrderRows<T> rows;
     };
 
 public:
     using Number = T;
+    static constexpr bool one_product = false;  // two, with all tangents
 
     BackwardTangent(const Problem& p, const Tangents& t, const BackwardTangentProblem& g, int blocks, char* memory)
         : BackwardTangent(p, t, g, blocks, Cutter(memory)) {}
@@ -134,36 +136,35 @@ public:
             const bool blind = past || x.rows.inverse[lane] == 0;
             x.rows.shift[lane] = blind ? 0 : number(g_.shift, at);
             x.rows.mean[lane] = blind ? 0 : number(g_.mean, at);
-            x.rows.delta[lane] = x.rows.delta_dot[lane] = 0;
         }
-        const long e = padded<T>(p_.E);
         const T factor = Scores<T>::query_factor(p_), *inverse = x.rows.inverse;
-        for (int lane = 0; lane < x.q.width; lane += lanes<T>) {
-            pack_rows<S, T>(p_.q, x.q, lane, p_.D, inverse, factor, rows_, x.qt, x.qs);
-            if (t_.q.data) pack_rows<S, T>(t_.q, x.q, lane, p_.D, inverse, factor, rows_, x.q_dot_t, x.q_dots);
-            T delta[lanes<T>] = {}, delta_dot[lanes<T>] = {};
-            const int used = std::min(lanes<T>, x.q.count - lane);
-            const auto add_dots = [&](const T* rows, const void* out, T* to) {
-                for (int i = 0; i < used; ++i)
-                    to[i] += dot<T>(rows + i * e, static_cast<const T*>(out) + x.q.index(p_, lane + i) * p_.E, p_.E);
-            };
-            const T* rows = pack_rows<S, T>(g.dout, x.q, lane, p_.E, inverse, T{1}, rows_, x.dot, x.dos);
-            add_dots(rows, g.out, delta);           // (R3)
-            add_dots(rows, g_.out_dot, delta_dot);  // (H1)
-            if (g_.dout_dot.data) {
-                rows = pack_rows<S, T>(g_.dout_dot, x.q, lane, p_.E, inverse, T{1}, rows_, x.dout_dot_t, x.dout_dots);
-                add_dots(rows, g.out, delta_dot);
-            }
-            for (int i = 0; i < used; ++i) {
-                const std::int64_t at = x.q.index(p_, lane + i);
-                delta[i] -= number(g.dlse, at);
-                delta_dot[i] -= number(g_.dlse_dot, at);
-                static_cast<T*>(g.delta)[at] = delta[i];
-                static_cast<T*>(g_.delta_dot)[at] = delta_dot[i];
-                if (inverse[lane + i] == 0) continue;
-                x.rows.delta[lane + i] = delta[i];
-                x.rows.delta_dot[lane + i] = delta_dot[i];
-            }
+        const auto pack = [&](const Rows& from, long length, T times, T* into_lanes, T* copy, auto f) {
+            return pack_rows<S, T>(from, x.q, length, inverse, times, rows_, into_lanes, copy, f);
+        };
+        const auto nothing = [](int, VectorOfRows<T>) {};
+        const auto dots_with = [&](const void* out, int lane, VectorOfRows<T> rows) {
+            const T* first = static_cast<const T*>(out) + x.q.index(p_, lane) * p_.E;
+            return dots<T>(rows, first, p_.E);
+        };
+        x.qs = pack(p_.q, p_.D, factor, x.qt, x.q_copy, nothing);
+        if (t_.q.data) x.q_dots = pack(t_.q, p_.D, factor, x.q_dot_t, x.q_dot_copy, nothing);
+        x.dos = pack(g.dout, p_.E, T{1}, x.dot, x.dout_copy, [&](int lane, VectorOfRows<T> rows) {
+            store<T>(x.rows.delta + lane, dots_with(g.out, lane, rows));           // (R3)
+            store<T>(x.rows.delta_dot + lane, dots_with(g_.out_dot, lane, rows));  // (H1)
+        });
+        if (g_.dout_dot.data)
+            x.dout_dots = pack(g_.dout_dot, p_.E, T{1}, x.dout_dot_t, x.dout_dot_copy, [&](int lane, VectorOfRows<T> rows) {
+                T* to = x.rows.delta_dot + lane;
+                store<T>(to, load<T>(to) + dots_with(g.out, lane, rows));
+            });
+        for (int lane = 0; lane < x.q.count; ++lane) {
+            const std::int64_t at = x.q.index(p_, lane);
+            T &delta = x.rows.delta[lane], &delta_dot = x.rows.delta_dot[lane];
+            delta -= number(g.dlse, at);
+            delta_dot -= number(g_.dlse_dot, at);
+            static_cast<T*>(g.delta)[at] = delta;
+            static_cast<T*>(g_.delta_dot)[at] = delta_dot;
+            if (inverse[lane] == 0) delta = delta_dot = 0;
         }
         for (T* sums : {x.dq, x.dq_dot}) std::memset(sums, 0, sizeof(T) * x.q.count * padded<T>(p_.D));
     }
@@ -211,9 +212,8 @@ public:
 
     void finish(int n) {
         const Packed& x = packed_[n];
-        for (int i = 0; i < x.q.width; ++i) factor_[i] = static_cast<T>(p_.scale);
-        write_rows<S, T>(x.dq, factor_, p_, x.q, p_.D, static_cast<S*>(g_.g.dq), nullptr);
-        write_rows<S, T>(x.dq_dot, factor_, p_, x.q, p_.D, static_cast<S*>(g_.dq_dot), nullptr);
+        write_rows<S, T>(x.dq, scale_, p_, x.q, p_.D, static_cast<S*>(g_.g.dq), nullptr);
+        write_rows<S, T>(x.dq_dot, scale_, p_, x.q, p_.D, static_cast<S*>(g_.dq_dot), nullptr);
     }
 
 private:
@@ -222,7 +222,7 @@ private:
           t_(t),
           g_(g),
           rows_(cut.take<T>(lanes<T> * padded<T>(std::max(p.D, p.E)))),
-          factor_(cut.take<T>(block<T>)),
+          scale_(cut.fill<T>(block<T>, static_cast<T>(p.scale))),
           k_(p.D, true, cut),
           v_(p.E, false, cut),
           k_dot_(t.k.data ? p.D : 0, true, cut),
@@ -239,10 +239,10 @@ private:
         const long d = padded<T>(p.D) * block<T>, e = padded<T>(p.E) * block<T>;
         for (int n = 0; n < blocks; ++n) {
             Packed x{};
-            for (T** part : {&x.qt, &x.qs, &x.dq, &x.dq_dot}) *part = cut.take<T>(d);
-            for (T** part : {&x.dot, &x.dos}) *part = cut.take<T>(e);
-            for (T** part : {&x.q_dot_t, &x.q_dots}) *part = t.q.data ? cut.take<T>(d) : nullptr;
-            for (T** part : {&x.dout_dot_t, &x.dout_dots}) *part = g.dout_dot.data ? cut.take<T>(e) : nullptr;
+            for (T** part : {&x.qt, &x.q_copy, &x.dq, &x.dq_dot}) *part = cut.take<T>(d);
+            for (T** part : {&x.dot, &x.dout_copy}) *part = cut.take<T>(e);
+            for (T** part : {&x.q_dot_t, &x.q_dot_copy}) *part = t.q.data ? cut.take<T>(d) : nullptr;
+            for (T** part : {&x.dout_dot_t, &x.dout_dot_copy}) *part = g.dout_dot.data ? cut.take<T>(e) : nullptr;
             for (T** part : {&x.rows.top, &x.rows.inverse, &x.rows.delta, &x.rows.shift, &x.rows.mean, &x.rows.delta_dot})
                 *part = cut.take<T>(block<T>);
             if (rows_) packed_[n] = x;
@@ -268,7 +268,7 @@ private:
     const Problem& p_;
     const Tangents& t_;
     BackwardTangentProblem g_;
-    T *rows_, *factor_;
+    T *rows_, *scale_;
     KeyTile<S> k_, v_, k_dot_, v_dot_;
     KeySum<T> dk_, dv_, dk_dot_, dv_dot_;
     Scores<T> scores_;

@@ -20,30 +20,49 @@ struct ChunkTask {
 
 // --- a block of queries -----------------------------------------------------------------------------------------------
 
-// Rows in the order of the features: strips of whole vectors, [strip][row][columns of the strip].
-template <class T>
-inline void pack_strips(const T* rows, long columns, int first, int count, T* out, long height) {
-    for (long c = 0; c < columns; c += strip<T>) {
-        const long wide = std::min<long>(strip<T>, columns - c);
-        for (int i = 0; i < count; ++i)
-            std::memcpy(out + c * height + (first + i) * wide, rows + i * columns + c, sizeof(T) * wide);
+// The rows of a block where they lie, if they lie as strips do: whole vectors, one strip, one head. Else null.
+template <class S, class T>
+inline const T* strips_in_place(const Rows& x, const Block<T>& q, long length) {
+    if constexpr (std::is_same_v<S, T>) {
+        const bool one_strip = length == padded<T>(length) && length <= strip<T>;
+        if (one_strip && x.row == length && q.head[0] == q.head[q.count - 1])
+            return row_of<S>(x, q.b, q.head[0], q.row[0]);
     }
+    return nullptr;
 }
 
-// One vector of queries, from `lane` on: into the lanes times `factor`, and into strips. Returns the rows, which stay
-// until the next call. A query that sees nothing (inverse = 0) is as good as zero, whatever it holds.
-template <class S, class T>
-inline const T* pack_rows(const Rows& x, const Block<T>& q, int lane, long length, const T* inverse, T factor, T* rows,
-                          T* into_lanes, T* strips) {
+// The queries of a block: into the lanes, times `factor`; and as strips of whole vectors, [strip][row][columns of the strip]:
+// a copy, or where the rows lie. f(lane, rows) for every vector of them. A query that sees nothing (inverse = 0) is as good
+// as zero, whatever it holds.
+template <class S, class T, class F>
+inline const T* pack_rows(const Rows& x, const Block<T>& q, long length, const T* inverse, T factor, T* rows, T* into_lanes,
+                          T* copy, F f) {
     const long columns = padded<T>(length);
-    const bool one_strip = columns <= strip<T>;  // then rows go where they belong at once
-    if (one_strip) rows = strips + lane * columns;
-    gather_rows<S, T>(x, q, lane, length, rows);
-    for (int i = 0; i < lanes<T> && lane + i < q.count; ++i)
-        if (inverse[lane + i] == 0) std::memset(rows + i * columns, 0, sizeof(T) * columns);
-    transpose_in<T>(rows, columns, columns, into_lanes + lane, block<T>, factor);
-    if (!one_strip) pack_strips<T>(rows, columns, lane, lanes<T>, strips, block<T>);
-    return rows;
+    const bool blind = !x.data || std::find(inverse, inverse + q.count, T{0}) != inverse + q.count;
+    const T* strips = blind ? nullptr : strips_in_place<S, T>(x, q, length);
+    for (int lane = 0; lane < q.width; lane += lanes<T>) {
+        VectorOfRows<T> in{rows, columns, std::min(lanes<T>, q.count - lane)};
+        if (x.data) in = gather_rows<S, T>(x, q, lane, length, rows);
+        if (blind) {
+            for (int i = 0; i < in.count; ++i) {
+                T* row = rows + i * columns;
+                if (!x.data || inverse[lane + i] == 0) {
+                    std::memset(row, 0, sizeof(T) * columns);
+                } else if (in.first != rows) {
+                    std::memcpy(row, in[i], sizeof(T) * columns);
+                }
+            }
+            in = {rows, columns, in.count};
+        }
+        transpose_in<T>(in, columns, into_lanes + lane, block<T>, factor);
+        for (long c = 0; c < columns && !strips; c += strip<T>) {
+            const long wide = std::min<long>(strip<T>, columns - c);
+            for (int i = 0; i < in.count; ++i)
+                std::memcpy(copy + c * block<T> + (lane + i) * wide, in[i] + c, sizeof(T) * wide);
+        }
+        f(lane, in);
+    }
+    return strips ? strips : copy;
 }
 
 // f(panel) for every panel of a block; what its vectors do not see of the tiles (null ones aside) becomes zero.
@@ -90,39 +109,65 @@ public:
     KeySum(long length, void* result, T factor, Cutter& cut)
         : length_(length),
           columns_(padded<T>(length)),
-          factor_(factor),
           result_(static_cast<T*>(result)),
-          tile_(cut.take<T>(keys<T> * padded<T>(length))) {}
+          tile_(cut.take<T>(keys<T> * padded<T>(length))),
+          factor_(cut.fill<T>(keys<T>, factor)) {}
 
-    void clear(long rows) { std::memset(tile_, 0, sizeof(T) * rows * columns_); }
+    // A tile of keys, whose rows of the result start at `first_row`. `alone`: one call of add() is all there will be.
+    void start(std::int64_t first_row, long rows, bool alone) {
+        out_ = result_ + first_row * length_;
+        rows_ = rows;
+        state_ = State::empty;
+        alone_ = alone && length_ == columns_;
+    }
 
     // Rows of the tile += a (rows x queries q0 .. q1) b, with b in strips.
     void add(const T* a, const T* b, int q0, int q1, long row, long rows) {
-        for (long c = 0; c < columns_; c += strip<T>) {
-            const long wide = std::min<long>(strip<T>, columns_ - c);
-            product<T, Order::RowMajor, ToC>(static_cast<int>(wide / lanes<T>), rows, q1 - q0, a + q0, block<T>,
-                                               b + c * block<T> + q0 * wide, wide, tile_ + row * columns_ + c, columns_);
+        if (state_ == State::empty && rows < rows_) {
+            std::memset(tile_, 0, sizeof(T) * rows_ * columns_);
+            state_ = State::summed;
         }
+        if (state_ == State::summed) return add_to<ToC>(a, b, q0, q1, rows, tile_ + row * columns_);
+        if (alone_) {
+            add_to<ScaledToZero>(a, b, q0, q1, rows, out_);
+        } else {
+            add_to<ToZero>(a, b, q0, q1, rows, tile_);
+        }
+        state_ = alone_ ? State::written : State::summed;
     }
 
     // The tile to the result: the first chunk writes (zeros where it saw nothing), the others add.
-    void write(std::int64_t first_row, long rows, bool first, bool any) const {
-        T* out = result_ + first_row * length_;
+    void write(bool first) const {
+        if (state_ == State::written || (state_ == State::empty && !first)) return;
+        T* out = out_;
         const T* tile = tile_;
-        for (long k = 0; k < rows; ++k, out += length_, tile += columns_) {
-            if (!any) {
+        for (long k = 0; k < rows_; ++k, out += length_, tile += columns_) {
+            if (state_ == State::empty) {
                 std::memset(out, 0, sizeof(T) * length_);
             } else if (first) {
-                for (long i = 0; i < length_; ++i) out[i] = factor_ * tile[i];
+                for (long i = 0; i < length_; ++i) out[i] = factor_[0] * tile[i];
             } else {
-                for (long i = 0; i < length_; ++i) out[i] += factor_ * tile[i];
+                for (long i = 0; i < length_; ++i) out[i] += factor_[0] * tile[i];
             }
         }
     }
 
 private:
-    long length_, columns_;
-    T factor_, *result_, *tile_;
+    enum class State { empty, summed, written };
+
+    template <class To>
+    void add_to(const T* a, const T* b, int q0, int q1, long rows, T* to) {
+        for (long c = 0; c < columns_; c += strip<T>) {
+            const long wide = std::min<long>(strip<T>, columns_ - c);
+            product<T, Order::RowMajor, To>(static_cast<int>(wide / lanes<T>), rows, q1 - q0, a + q0, block<T>,
+                                            b + c * block<T> + q0 * wide, wide, to + c, columns_, factor_);
+        }
+    }
+
+    long length_, columns_, rows_ = 0;
+    T *result_, *out_ = nullptr, *tile_, *factor_;  // factor: the same for every row
+    State state_ = State::empty;
+    bool alone_ = false;
 };
 
 // The gradient of the bias (R5) or its tangent (H8): Omega summed over the axes that the bias was broadcast along. Sums
@@ -234,6 +279,9 @@ void run_chunk(Pass& pass, const Problem& p, const ChunkTask& task, const RowBlo
     for (std::int64_t j = 0; j < task.tiles; ++j) {
         const long k0 = j * keys<T>, k1 = std::min<long>(k0 + keys<T>, p.S);
         bool any = false, my_turn = false;
+        const std::int64_t row = (task.b * p.Hk + task.key_head) * p.S + k0;
+        const bool alone = Pass::one_product && task.chunks == 1 && blocks == 1;
+        pass.each_key_sum([&](auto& sum) { sum.start(row, k1 - k0, alone); });
         const auto take_turn = [&] {
             if (bias_tickets && !my_turn) bias_tickets->wait(j, turn, team);
             my_turn = true;
@@ -246,7 +294,6 @@ void run_chunk(Pass& pass, const Problem& p, const ChunkTask& task, const RowBlo
             }
             if (!any) {
                 pass.load_keys(task, k0, k1);
-                pass.each_key_sum([&](auto& sum) { sum.clear(k1 - k0); });
                 any = true;
             }
             pass.tile(n, k0, k1);
@@ -267,10 +314,7 @@ void run_chunk(Pass& pass, const Problem& p, const ChunkTask& task, const RowBlo
             tickets.wait(task.ticket + j, chunk, team);
             if (team.cancelled()) return;
         }
-        if (any || task.chunk == 0) {
-            const std::int64_t row = (task.b * p.Hk + task.key_head) * p.S + k0;
-            pass.each_key_sum([&](auto& sum) { sum.write(row, k1 - k0, task.chunk == 0, any); });
-        }
+        pass.each_key_sum([&](auto& sum) { sum.write(task.chunk == 0); });
         if (task.chunks > 1) tickets.pass(task.ticket + j, chunk);
     }
     if (along_keys && p.S > 0) {

@@ -60,8 +60,10 @@ public:
     void run(std::int64_t b, std::int64_t key_head, long first, T* partial, const Team& team) {
         const int rows = static_cast<int>(p_.group() * p_.T);
         q_.set(p_, b, key_head, 0, rows);
-        for (int n = 0; n < q_.width; n += lanes<T>) gather_rows<S, T>(p_.q, q_, n, p_.D, q_rows_ + n * padded<T>(p_.D));
-        for (long i = 0; i < q_.width * padded<T>(p_.D); ++i) q_rows_[i] *= Scores<T>::query_factor(p_);
+        const long columns = padded<T>(p_.D);
+        for (int n = 0; n < rows; ++n)
+            widen_row<S, T>(row_of<S>(p_.q, b, q_.head[n], q_.row[n]), p_.D, columns, q_rows_ + n * columns);
+        for (long i = 0; i < rows * columns; ++i) q_rows_[i] *= Scores<T>::query_factor(p_);
         // The sink is one more key, whose value is zero: the first run starts from it.
         for (int n = 0; n < q_.width; ++n) {
             constexpr T minus_inf = -std::numeric_limits<T>::infinity();
@@ -130,10 +132,10 @@ void merge_runs(const Problem& p, const ForwardResult& r, std::int64_t b, std::i
             for (std::int64_t e = 0; e < columns; ++e) total[e] = (n ? total[e] : 0) + values[e] * factor;
         }
         const T inverse = sum == 0 ? 0 : 1 / sum;
-        const std::int64_t h = key_head * p.group() + row / p.T, i = row % p.T, at = ((b * p.Hq + h) * p.T + i) * p.E;
-        if (r.out) narrow_row<S, T>(total, p.E, inverse, static_cast<S*>(r.out) + at);
-        if (r.wide_out) narrow_row<T, T>(total, p.E, inverse, static_cast<T*>(r.wide_out) + at);
-        write_row_statistics<T>(p, r, b, h, i, top, sum);
+        const std::int64_t at = (b * p.Hq + key_head * p.group()) * p.T + row;
+        if (r.out) narrow_row<S, T>(total, p.E, inverse, static_cast<S*>(r.out) + at * p.E);
+        if (r.wide_out) narrow_row<T, T>(total, p.E, inverse, static_cast<T*>(r.wide_out) + at * p.E);
+        write_statistics<T>(p, r, at, 1, broadcast<T>(top), broadcast<T>(sum));
     }
 }
 

@@ -10,35 +10,26 @@
 
 namespace attngrad::ATTNGRAD_ISA {
 
-// W rows of q (or dout) starting at lane n of a block, as rows of the compute type in `rows` [W][columns]; zero past the end.
+// A vector of rows of q (or dout): where they lie, if they are of the compute type, whole vectors and of one head; else a
+// copy in `rows` [W][columns].
 template <class S, class T>
-inline void gather_rows(const Rows& x, const Block<T>& q, int n, long length, T* rows) {
+inline VectorOfRows<T> gather_rows(const Rows& x, const Block<T>& q, int lane, long length, T* rows) {
     const long columns = padded<T>(length);
-    for (int i = 0; i < lanes<T>; ++i) {
-        T* out = rows + i * columns;
-        if (n + i < q.count && x.data) {
-            widen_row<S, T>(row_of<S>(x, q.b, q.head[n + i], q.row[n + i]), length, columns, out);
-        } else {
-            std::memset(out, 0, static_cast<std::size_t>(columns) * sizeof(T));
-        }
+    const int count = std::min(lanes<T>, q.count - lane);
+    if constexpr (std::is_same_v<S, T>) {
+        if (columns == length && q.head[lane] == q.head[lane + count - 1])
+            return {row_of<S>(x, q.b, q.head[lane], q.row[lane]), x.row, count};
     }
+    for (int i = 0; i < count; ++i)
+        widen_row<S, T>(row_of<S>(x, q.b, q.head[lane + i], q.row[lane + i]), length, columns, rows + i * columns);
+    return {rows, columns, count};
 }
 
 // q transposed into the lanes: out[d][lane] = factor * q[lane][d].
 template <class S, class T>
 inline void pack_lanes(const Rows& x, const Block<T>& q, long length, T factor, T* rows, T* out) {
-    const long columns = padded<T>(length);
-    for (int n = 0; n < q.width; n += lanes<T>) {
-        const T* in = rows;
-        long stride = columns;
-        if constexpr (std::is_same_v<S, T>) {  // whole vectors of one head: from where they are
-            const int last = n + lanes<T> - 1;
-            if (columns == length && last < q.count && q.head[n] == q.head[last])
-                in = row_of<S>(x, q.b, q.head[n], q.row[n]), stride = x.row;
-        }
-        if (in == rows) gather_rows<S, T>(x, q, n, length, rows);
-        transpose_in<T>(in, stride, columns, out + n, block<T>, factor);
-    }
+    for (int lane = 0; lane < q.width; lane += lanes<T>)
+        transpose_in<T>(gather_rows<S, T>(x, q, lane, length, rows), padded<T>(length), out + lane, block<T>, factor);
 }
 
 // Sums of a block, a row of whole vectors for each lane, to rows of an array (B, Hq, T, length), times factor[lane].
@@ -49,6 +40,13 @@ inline void write_rows(const T* sums, const T* factor, const Problem& p, const B
         if (out) narrow_row<S, T>(sums, length, factor[n], out + at);
         if (wide) narrow_row<T, T>(sums, length, factor[n], wide + at);
     }
+}
+
+// The rows of a block in an array (B, Hq, T, length), if they are what its sums are: whole vectors of the compute type.
+template <class S, class T>
+inline T* rows_as_sums(void* array, const Problem& p, const Block<T>& q, long length) {
+    if (!std::is_same_v<S, T> || length != padded<T>(length)) return nullptr;
+    return static_cast<T*>(array) + q.index(p, 0) * length;
 }
 
 // f<path>(k) for every key of a span. `inner` are the keys that every lane sees by the band.
@@ -119,16 +117,24 @@ __attribute__((noinline)) void softmax(const Scores<T> scores, T* s, long k0, Sp
     }
 }
 
-// lse, and what a backward pass rebuilds the weights from. A row that saw no key has top = inverse = 0.
+// lse, and what a backward pass rebuilds the weights from, of up to a vector of rows, from `at` on in arrays (B, Hq, T). A
+// row that saw no key has top = inverse = 0.
 template <class T>
-inline void write_row_statistics(const Problem& p, const ForwardResult& r, std::int64_t b, std::int64_t h, std::int64_t i,
-                                 T top, T sum) {
-    const std::int64_t at = (b * p.Hq + h) * p.T + i;
-    static_cast<T*>(r.lse)[at] = sum == 0 ? -std::numeric_limits<T>::infinity()
-                                          : top * (Scores<T>::unit(p) == 1 ? 1 : static_cast<T>(1 / log2e)) + std::log(sum);
-    const bool blind = sum == 0 || (p.sinks && sum == 1 && top == Scores<T>::sink(p, h));
-    if (r.top) static_cast<T*>(r.top)[at] = blind ? 0 : top;
-    if (r.inverse) static_cast<T*>(r.inverse)[at] = blind ? 0 : 1 / sum;
+inline void write_statistics(const Problem& p, const ForwardResult& r, std::int64_t at, int count, Vec<T> top, Vec<T> sum) {
+    const auto write = [&](void* to, Vec<T> x) {
+        if (to) store_some<T>(static_cast<T*>(to) + at, x, count);
+    };
+    const T unit = Scores<T>::unit(p) == 1 ? 1 : static_cast<T>(1 / log2e);
+    write(r.lse, sum == 0 ? broadcast<T>(-std::numeric_limits<T>::infinity()) : top * unit + log<T>(sum));
+    if (!r.top && !r.inverse) return;
+    Int<T> blind = sum == 0;
+    if (p.sinks) {
+        Vec<T> sinks{};
+        for (int i = 0; i < count; ++i) sinks[i] = Scores<T>::sink(p, (at + i) / p.T % p.Hq);
+        blind |= (sum == 1) & (top == sinks);
+    }
+    write(r.top, blind ? Vec<T>{} : top);
+    write(r.inverse, blind ? Vec<T>{} : 1 / sum);
 }
 
 template <class S>
@@ -145,10 +151,18 @@ public:
         pack_lanes<S, T>(p_.q, q_, p_.D, Scores<T>::query_factor(p_), rows_, qt_);
         start();
         const Span seen = q_.all.outer;
+        in_place_ = nullptr;
+        if (q_.in_one_tile())
+            in_place_ = r_.wide_out ? rows_as_sums<T, T>(r_.wide_out, p_, q_, p_.E) : rows_as_sums<S, T>(r_.out, p_, q_, p_.E);
+        if (!in_place_) clear();
+        bool any = false;
         for (long k0 = seen.a / keys<T> * keys<T>; k0 < seen.b && !team.cancelled(); k0 += keys<T>) {
             const long k1 = std::min<long>(k0 + keys<T>, seen.b);
-            if (scores_.prepare(q_, k0, k1)) tile(key_head, k0, k1);
+            if (!scores_.prepare(q_, k0, k1)) continue;
+            tile(key_head, k0, k1);
+            any = true;
         }
+        if (in_place_ && !any) in_place_ = nullptr, clear();
         finish();
     }
 
@@ -174,7 +188,15 @@ private:
             top_[n] = p_.sinks ? Scores<T>::sink(p_, q_.head[n]) : -std::numeric_limits<T>::infinity();
             sum_[n] = top_[n] == -std::numeric_limits<T>::infinity() ? 0 : 1;
         }
-        std::memset(sums_, 0, sizeof(T) * q_.count * padded<T>(p_.E));
+    }
+
+    void clear() { std::memset(sums_, 0, sizeof(T) * q_.count * padded<T>(p_.E)); }
+
+    void invert_sums(int lane, int end) {
+        for (int n = lane; n < end; n += lanes<T>) {
+            const Vec<T> sum = load<T>(sum_ + n);
+            store<T>(factor_ + n, sum == 0 ? Vec<T>{} : 1 / sum);
+        }
     }
 
     void tile(std::int64_t key_head, long k0, long k1) {
@@ -197,6 +219,14 @@ private:
             } else {
                 for (int n = 0; n < panel.vectors; ++n) weights(softmax<T, 1>, lane + n * lanes<T>, panel.own[n]);
             }
+            if (in_place_) {
+                const int end = lane + panel.vectors * lanes<T>;
+                invert_sums(lane, end);
+                v_.template combine<ScaledToZero>(std::min(end, q_.count) - lane, panel.common,
+                                                  st_ + (panel.common.a - k0) * block<T> + lane, in_place_ + lane * p_.E,
+                                                  factor_ + lane);
+                continue;
+            }
             bool rescaled = false;
             const auto add = [&]<class To>(To, int vectors, int at, Span span) {
                 v_.template combine<To>(std::min(vectors * lanes<T>, q_.count - at), span,
@@ -215,11 +245,15 @@ private:
     }
 
     void finish() {
-        for (int n = 0; n < q_.width; ++n) {
-            factor_[n] = sum_[n] == 0 ? 0 : 1 / sum_[n];
-            if (n < q_.count) write_row_statistics<T>(p_, r_, q_.b, q_.head[n], q_.row[n], top_[n], sum_[n]);
+        for (int n = 0; n < q_.width; n += lanes<T>)
+            write_statistics<T>(p_, r_, q_.index(p_, n), q_.count - n, load<T>(top_ + n), load<T>(sum_ + n));
+        S* out = static_cast<S*>(r_.out);
+        if (!in_place_) {
+            invert_sums(0, q_.width);
+            write_rows<S, T>(sums_, factor_, p_, q_, p_.E, out, static_cast<T*>(r_.wide_out));
+        } else if (r_.wide_out && out) {
+            narrow_row<S, T>(in_place_, q_.count * p_.E, 1, out + q_.index(p_, 0) * p_.E);
         }
-        write_rows<S, T>(sums_, factor_, p_, q_, p_.E, static_cast<S*>(r_.out), static_cast<T*>(r_.wide_out));
     }
 
     const Problem& p_;
@@ -229,6 +263,7 @@ private:
     KeyTile<S> k_, v_;
     Scores<T> scores_;
     std::size_t used_;
+    T* in_place_ = nullptr;  // the rows of out, where the products write them
 };
 
 // How many threads a number of floating-point operations is worth waking.

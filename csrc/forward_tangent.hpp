@@ -221,13 +221,14 @@ private:
     }
 
     void finish() {
+        for (int n = 0; n < q_.width; n += lanes<T>)
+            write_statistics<T>(p_, r_.f, q_.index(p_, n), q_.count - n, load<T>(online_.top + n), load<T>(online_.sum + n));
         for (int n = 0; n < q_.width; ++n) {
             const T inverse = online_.sum[n] == 0 ? 0 : 1 / online_.sum[n];
             online_.factor[n] = inverse;
             online_.rest[n] *= inverse;
             online_.mean[n] += online_.rest[n];
             if (n >= q_.count) continue;
-            write_row_statistics<T>(p_, r_.f, q_.b, q_.head[n], q_.row[n], online_.top[n], online_.sum[n]);
             const std::int64_t at = q_.index(p_, n);
             static_cast<T*>(r_.lse_dot)[at] = online_.shift[n] + online_.mean[n];
             if (r_.shift) static_cast<T*>(r_.shift)[at] = online_.shift[n];

@@ -52,6 +52,7 @@ public:
     // `out` are whole vectors. The features go in strips of about the same width, as few as the registers allow.
     template <class To>
     ATTNGRAD_INLINE void combine(int count, Span span, const T* weights, T* out, const T* factor = nullptr) const {
+        constexpr bool scaled = std::is_same_v<To, ScaledToZero>;  // scaled when all is added
         const long strips = (columns_ + strip<T> - 1) / strip<T>;
         const long wide = strips ? padded<T>((columns_ + strips - 1) / strips) : 1;
         // Rows wider than a strip lie at a stride: half a tile of them is what the first cache can hold.
@@ -59,11 +60,16 @@ public:
         const T* rows = rows_ + (span.a - k0_) * stride_;
         for (long c = 0; c < columns_; c += wide) {
             const int vectors = static_cast<int>(std::min(wide, columns_ - c) / lanes<T>);
-            product<T, Order::ColMajor, To>(vectors, count, half, weights, block<T>, rows + c, stride_, out + c, columns_,
-                                              factor);
-            if (half < n)
-                product<T, Order::ColMajor, ToC>(vectors, count, n - half, weights + half * block<T>, block<T>,
-                                                   rows + half * stride_ + c, stride_, out + c, columns_);
+            const auto part = [&]<class How>(How, long k, long depth) {
+                product<T, Order::ColMajor, How>(vectors, count, depth, weights + k * block<T>, block<T>,
+                                                 rows + k * stride_ + c, stride_, out + c, columns_, factor);
+            };
+            if (half == n) {
+                part(To{}, 0, n);
+            } else {
+                part(std::conditional_t<scaled, ToZero, To>{}, 0, half);
+                part(std::conditional_t<scaled, ScaledToC, ToC>{}, half, n - half);
+            }
         }
     }
 

@@ -26,6 +26,19 @@ struct ToC {
         return load<T>(c) + acc;
     }
 };
+// One factor a row, of a sum that is complete: of the product, or of C and the product.
+struct ScaledToZero {
+    template <class T>
+    static ATTNGRAD_INLINE Vec<T> finish(Vec<T> acc, const T*, const T* factor, long row) {
+        return acc * broadcast<T>(factor[row]);
+    }
+};
+struct ScaledToC {
+    template <class T>
+    static ATTNGRAD_INLINE Vec<T> finish(Vec<T> acc, const T* c, const T* factor, long row) {
+        return (load<T>(c) + acc) * broadcast<T>(factor[row]);
+    }
+};
 struct ToScaledC {  // the rescaling of the online softmax: one factor a row
     template <class T>
     static ATTNGRAD_INLINE Vec<T> finish(Vec<T> acc, const T* c, const T* factor, long row) {

@@ -40,9 +40,18 @@ struct Block {
     using Lane = typename VecTypes<T>::Scalar;
     alignas(64) Lane lo[block<T>], hi[block<T>];  // the keys lo <= k < hi of each lane
     std::int32_t head[block<T>], row[block<T>];
+    std::int64_t key_head_ = 0, first_ = -1;
 
     void set(const Problem& p, std::int64_t batch, std::int64_t key_head, std::int64_t first, int length) {
+        const std::int64_t step = (key_head - key_head_) * p.group();
+        const bool alike = first == first_ && length == count && (!p.banded() || p.offset[batch] == p.offset[b]);
         b = batch;
+        key_head_ = key_head;
+        if (alike) {  // as the block before: the same rows of another head
+            for (int n = 0; n < width; ++n) head[n] += static_cast<std::int32_t>(step);
+            return;
+        }
+        first_ = first;
         count = length;
         width = static_cast<int>(padded<T>(length));
         std::int64_t h = key_head * p.group() + first / p.T, i = first % p.T;
@@ -67,6 +76,13 @@ struct Block {
         }
         all = vectors[0];
         for (int v = 1; v < width / lanes<T>; ++v) all.join(vectors[v]);
+    }
+    // Whether every vector sees the same keys, of one tile: then the first sums over keys are the last.
+    bool in_one_tile() const {
+        const Span seen = all.outer;
+        for (int n = 0; n < width / lanes<T>; ++n)
+            if (vectors[n].outer.a != seen.a || vectors[n].outer.b != seen.b) return false;
+        return !seen.empty() && seen.a / keys<T> == (seen.b - 1) / keys<T>;
     }
     // The row of a lane in arrays (B, Hq, T).
     std::int64_t index(const Problem& p, int lane) const { return (b * p.Hq + head[lane]) * p.T + row[lane]; }

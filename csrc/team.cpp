@@ -12,6 +12,7 @@
 #include <mutex>
 #include <system_error>
 #include <thread>
+#include <vector>
 
 namespace attngrad {
 
@@ -25,6 +26,9 @@ inline void relax() {
 #endif
 }
 
+using Clock = std::chrono::steady_clock;
+constexpr auto lookout = std::chrono::microseconds(200);
+
 std::atomic<int> g_forks{0};  // of the processes that led to this one, since the module was loaded
 
 // Workers that sleep until a call has work for them. A worker looks out for the next call for a while before it sleeps, so
@@ -34,7 +38,13 @@ class Pool {
 public:
     std::mutex in_use;  // one call at a time; a second one runs on its own thread alone
 
-    bool awake() const { return looking_out_.load(std::memory_order_relaxed) > 0; }
+    // Whether workers are looking out, or would be after a call as recent as the last one. Under in_use.
+    bool awake() {
+        const auto now = Clock::now();
+        const bool recent = now - last_asked_ < lookout;
+        last_asked_ = now;
+        return recent || looking_out_.load(std::memory_order_relaxed) > 0;
+    }
 
     void run(int helpers, const std::function<void(int)>& job) {
         const int before = g_forks.load();
@@ -79,13 +89,12 @@ private:
     }
 
     // Wait for a call without sleeping: some 10 us at full attention, then for longer than a framework takes from one pass
-    // to the next (50 to 100 us), leaving the processor to any other thread that wants it.
+    // to the next (50 to 100 us; `lookout`), leaving the processor to any other thread that wants it.
     void look_out(std::uint64_t seen) {
-        using Clock = std::chrono::steady_clock;
         looking_out_.fetch_add(1, std::memory_order_relaxed);
         const auto idle = [&] { return generation_.load(std::memory_order_acquire) == seen; };
         for (int spins = 0; spins < 1000 && idle(); ++spins) relax();
-        for (const auto end = Clock::now() + std::chrono::microseconds(200); idle() && Clock::now() < end;)
+        for (const auto end = Clock::now() + lookout; idle() && Clock::now() < end;)
             std::this_thread::yield();
         looking_out_.fetch_sub(1, std::memory_order_relaxed);
     }
@@ -111,7 +120,8 @@ private:
         }
     }
 
-    int size_ = 0;  // under in_use
+    int size_ = 0;                   // these two under in_use
+    Clock::time_point last_asked_{};
     std::atomic<std::uint64_t> generation_{0};
     std::atomic<int> joined_{0}, looking_out_{0};
     std::mutex mutex_;
@@ -120,7 +130,8 @@ private:
     int wanted_ = 0;
 };
 
-// Sleeping workers are not woken for less: measured, what 2 workers save of some 100 us is what waking one costs.
+// Sleeping workers are not woken for one call of less: measured, what 2 workers save of some 100 us is what waking one
+// costs. For calls in quick succession they are: they will look out for the next.
 constexpr int worth_a_call = 16;
 
 Pool* g_pool = nullptr;
@@ -158,24 +169,40 @@ int Team::workers(std::int64_t tasks, int worth) const {
     return static_cast<int>(std::max<std::int64_t>(1, std::min<std::int64_t>({threads_, tasks, worth})));
 }
 
-void Team::run(std::int64_t tasks, int worth, const std::function<void(std::int64_t, int)>& work, bool in_batches) {
-    const int n = workers(tasks, worth);
+namespace {
+
+// A range of tasks, taken from the front.
+struct alignas(64) Range {
+    std::atomic<std::int64_t> next{0};
+    std::int64_t end = 0;
+};
+
+}  // namespace
+
+void Team::run(std::int64_t tasks, int worth, const std::function<void(std::int64_t, int)>& work, bool apart) {
+    const int n = workers(tasks, worth), parts = apart ? n : 1;
     // Small enough that nobody waits long for the last one.
     const std::int64_t most = std::min(tasks / (16 * n), tasks / (2 * std::max(worth, 1)));
-    const std::int64_t batch = in_batches && n > 1 ? std::clamp<std::int64_t>(most, 1, 16) : 1;
-    std::atomic<std::int64_t> next{0};
+    const std::int64_t batch = apart && n > 1 ? std::clamp<std::int64_t>(most, 1, 16) : 1;
+    std::vector<Range> ranges(parts);
+    for (int i = 0; i < parts; ++i) {
+        ranges[i].next.store(tasks * i / parts, std::memory_order_relaxed);
+        ranges[i].end = tasks * (i + 1) / parts;
+    }
     const int before = g_forks.load();
     bool pooled = false;
-    using Clock = std::chrono::steady_clock;
     const std::function<void(int)> take = [&](int worker) {
         auto asked = Clock::now();
-        for (std::int64_t first; !cancelled() && (first = next.fetch_add(batch)) < tasks;) {
-            const std::int64_t end = std::min(first + batch, tasks);
-            for (std::int64_t task = first; task < end && !cancelled(); ++task) {
-                work(task, worker);
-                if (worker == 0 && poll_ && Clock::now() - asked > std::chrono::milliseconds(50)) {
-                    if (poll_() || (pooled && g_forks.load() != before)) cancel();
-                    asked = Clock::now();
+        for (int i = 0; i < parts; ++i) {  // its own range, then what is left of the others
+            Range& range = ranges[(worker + i) % parts];
+            for (std::int64_t first; !cancelled() && (first = range.next.fetch_add(batch)) < range.end;) {
+                const std::int64_t end = std::min(first + batch, range.end);
+                for (std::int64_t task = first; task < end && !cancelled(); ++task) {
+                    work(task, worker);
+                    if (worker == 0 && poll_ && Clock::now() - asked > std::chrono::milliseconds(50)) {
+                        if (poll_() || (pooled && g_forks.load() != before)) cancel();
+                        asked = Clock::now();
+                    }
                 }
             }
         }

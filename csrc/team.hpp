@@ -20,9 +20,9 @@ public:
     // Run work(task, worker) for every task, on up to `threads` workers numbered from 0. Tasks start in order: when a
     // task starts, all before it have started. So a task may wait for an earlier one.
     // `worth` is the number of workers that the work is worth; a little of it goes to workers that are awake, if any.
-    // `in_batches`: a worker may take several neighbours at once, which write to neighbouring memory. For tasks that do
-    // not wait for one another, as these would wait long.
-    void run(std::int64_t tasks, int worth, const std::function<void(std::int64_t, int)>& work, bool in_batches = false);
+    // `apart`: tasks do not wait for one another. Then each worker has a range of its own to begin with, the same in every
+    // call, so that it finds in its cache what it had there before; and takes several neighbours at once.
+    void run(std::int64_t tasks, int worth, const std::function<void(std::int64_t, int)>& work, bool apart = false);
 
     int workers(std::int64_t tasks, int worth) const;
     bool cancelled() const { return cancel_.load(std::memory_order_relaxed); }

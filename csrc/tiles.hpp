@@ -53,6 +53,12 @@ public:
         used_ += Scratch::bytes<X>(n);
         return p;
     }
+    template <class X>
+    X* fill(std::size_t n, X x) {
+        X* p = take<X>(n);
+        if (memory_) std::fill_n(p, n, x);
+        return p;
+    }
     std::size_t used() const { return used_; }
 
 private:
@@ -96,13 +102,22 @@ ATTNGRAD_INLINE void transpose(Vec<T> (&rows)[lanes<T>]) {
     }
 }
 
-// out[c][lane0 + i] = in[i][c] * factor, for W rows i and columns c < columns (a multiple of W).
+// A vector of rows of whole vectors, of which the last of `count` stands for those past the end.
 template <class T>
-inline void transpose_in(const T* in, long in_stride, long columns, T* out, long out_stride, T factor) {
+struct VectorOfRows {
+    const T* first;
+    long stride;
+    int count;
+    ATTNGRAD_INLINE const T* operator[](int i) const { return first + std::min(i, count - 1) * stride; }
+};
+
+// out[c][i] = in[i][c] * factor, for the W rows i and columns c < columns (a multiple of W).
+template <class T>
+inline void transpose_in(VectorOfRows<T> in, long columns, T* out, long out_stride, T factor) {
     constexpr int W = lanes<T>;
     for (long c = 0; c < columns; c += W) {
         Vec<T> m[W];
-        for (int i = 0; i < W; ++i) m[i] = load<T>(in + i * in_stride + c) * factor;
+        for (int i = 0; i < W; ++i) m[i] = load<T>(in[i] + c) * factor;
         transpose<T>(m);
         for (int i = 0; i < W; ++i) store<T>(out + (c + i) * out_stride, m[i]);
     }
@@ -125,15 +140,24 @@ ATTNGRAD_INLINE const S* row_of(const Rows& x, std::int64_t b, std::int64_t h, s
     return static_cast<const S*>(x.data) + b * x.b + h * x.h + i * x.row;
 }
 
+// The dot products of the rows of a with those of b, which are contiguous.
 template <class T>
-ATTNGRAD_INLINE T dot(const T* a, const T* b, long n) {
+inline Vec<T> dots(VectorOfRows<T> a, const T* b, long n) {
     constexpr int W = lanes<T>;
-    Vec<T> sum{};
-    long i = 0;
-    for (; i + W <= n; i += W) sum += load<T>(a + i) * load<T>(b + i);
-    T total = 0;
-    for (int w = 0; w < W; ++w) total += sum[w];
-    for (; i < n; ++i) total += a[i] * b[i];
+    Vec<T> sums[W] = {}, total{};
+    const T* row = a.first;
+    for (int i = 0; i < a.count; ++i, row += a.stride, b += n) {
+        long c = 0;
+        for (; c + W <= n; c += W) sums[i] += load<T>(row + c) * load<T>(b + c);
+        if (c < n) {
+            Vec<T> x{}, y{};
+            std::memcpy(&x, row + c, sizeof(T) * (n - c));
+            std::memcpy(&y, b + c, sizeof(T) * (n - c));
+            sums[i] += x * y;
+        }
+    }
+    transpose<T>(sums);
+    for (int i = 0; i < W; ++i) total += sums[i];
     return total;
 }
 

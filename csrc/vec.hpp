@@ -78,7 +78,14 @@ ATTNGRAD_INLINE V vmax(V a, V b) {
     return a > b ? a : b;
 }
 
-// --- exp2 and tanh --------------------------------------------------------------------------------------------------
+// The first `count` lanes.
+template <class T>
+ATTNGRAD_INLINE void store_some(T* p, Vec<T> v, int count) {
+    if (count >= lanes<T>) return store<T>(p, v);
+    for (int i = 0; i < count; ++i) p[i] = v[i];
+}
+
+// --- exp2, log and tanh --------------------------------------------------------------------------------------------------
 
 // 2^x - 1 = 2^n (1 + q) - 1 with n = round(x), q = 2^(x - n) - 1 = r P(r); P fits (2^r - 1)/r on [-1/2, 1/2] to 5e-9
 // (float) and 8e-18 (double).
@@ -136,6 +143,27 @@ ATTNGRAD_INLINE Vec<T> exp2(Vec<T> x) {
     const Vec<T> y = e.power + e.power * e.q;
     if constexpr (zero) return x < low ? Vec<T>{} : y;
     return y;
+}
+
+// The natural logarithm of a normal number: x = 2^n m with 3/4 <= m < 3/2, and log m = 2 atanh(s) with
+// s = (m - 1) / (m + 1), by its series. NaN stays NaN.
+template <class T>
+ATTNGRAD_INLINE Vec<T> log(Vec<T> x) {
+    using Scalar = typename VecTypes<T>::Scalar;
+    constexpr Scalar one = (sizeof(T) == 4 ? Scalar{127} : Scalar{1023}) << Exp2<T>::shift;
+    constexpr int terms = sizeof(T) == 4 ? 6 : 11;
+    Int<T> bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    const Int<T> n = (bits - one + (Scalar{1} << (Exp2<T>::shift - 1))) >> static_cast<Scalar>(Exp2<T>::shift);
+    bits -= n << static_cast<Scalar>(Exp2<T>::shift);
+    Vec<T> m;
+    std::memcpy(&m, &bits, sizeof m);
+    const Vec<T> s = (m - static_cast<T>(1)) / (m + static_cast<T>(1)), z = s * s;
+    Vec<T> sum = broadcast<T>(static_cast<T>(2.0 / (2 * terms - 1)));
+#pragma GCC unroll 16
+    for (int i = terms - 2; i >= 0; --i) sum = sum * z + static_cast<T>(2.0 / (2 * i + 1));
+    const Vec<T> y = sum * s + __builtin_convertvector(n, Vec<T>) * static_cast<T>(0.693147180559945309417L);
+    return x == x ? y : x;
 }
 
 // tanh(x) and its slope 1 - tanh(x)^2, neither by a difference that cancels: with m = exp(2|x|) - 1 = 2^n q + (2^n - 1),
