@@ -108,7 +108,7 @@ public:
             }
         };
         x.dos = pack_rows<S, T>(g_.dout, x.q, p_.E, x.inverse, T{1}, rows_, x.dot, x.dout_copy, deltas);
-        x.in_place = x.q.in_one_tile() ? rows_as_sums<S, T>(g_.dq, p_, x.q, p_.D) : nullptr;
+        x.in_place = g_.dq && x.q.in_one_tile() ? rows_as_sums<S, T>(g_.dq, p_, x.q, p_.D) : nullptr;
         x.complete = false;
         if (!x.in_place) std::memset(x.dq, 0, sizeof(T) * x.q.count * padded<T>(p_.D));
     }
@@ -131,6 +131,7 @@ public:
                 fill(scores_, st_ + at, dt_ + at, ds ? ds + at : nullptr, k0, span, panel.inner, at, x.top + at,
                      x.inverse + at, x.delta + at);
                 const int count = std::min(vectors * lanes<T>, x.q.count - at);
+                if (!g_.dq) return;
                 if (x.in_place) {
                     k_.template combine<ScaledToZero>(count, span, dt_ + row, x.in_place + at * p_.D, scale_);  // (R8)
                 } else {
@@ -147,7 +148,7 @@ public:
 
     void finish(int n) {
         const Packed& x = packed_[n];
-        if (x.complete) return;
+        if (x.complete || !g_.dq) return;
         if (x.in_place) std::memset(x.dq, 0, sizeof(T) * x.q.count * padded<T>(p_.D));
         write_rows<S, T>(x.dq, scale_, p_, x.q, p_.D, static_cast<S*>(g_.dq), nullptr);
     }

@@ -102,7 +102,8 @@ inline void each_key_run(const Block<T>& q, const Span* seen, long k0, long k1, 
 
 // --- a tile of keys ---------------------------------------------------------------------------------------------------
 
-// The gradient of k or v (or its tangent): summed within a tile of keys, then added to the result (B, Hk, S, length).
+// The gradient of k or v (or its tangent): summed within a tile of keys, then added to the result (B, Hk, S, length). Where
+// there is no result, nothing is done.
 template <class T>
 class KeySum {
 public:
@@ -115,6 +116,7 @@ public:
 
     // A tile of keys, whose rows of the result start at `first_row`. `alone`: one call of add() is all there will be.
     void start(std::int64_t first_row, long rows, bool alone) {
+        if (!result_) return;
         out_ = result_ + first_row * length_;
         rows_ = rows;
         state_ = State::empty;
@@ -123,6 +125,7 @@ public:
 
     // Rows of the tile += a (rows x queries q0 .. q1) b, with b in strips.
     void add(const T* a, const T* b, int q0, int q1, long row, long rows) {
+        if (!result_) return;
         if (state_ == State::empty && rows < rows_) {
             std::memset(tile_, 0, sizeof(T) * rows_ * columns_);
             state_ = State::summed;
@@ -138,7 +141,7 @@ public:
 
     // The tile to the result: the first chunk writes (zeros where it saw nothing), the others add.
     void write(bool first) const {
-        if (state_ == State::written || (state_ == State::empty && !first)) return;
+        if (!result_ || state_ == State::written || (state_ == State::empty && !first)) return;
         T* out = out_;
         const T* tile = tile_;
         for (long k = 0; k < rows_; ++k, out += length_, tile += columns_) {

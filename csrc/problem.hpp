@@ -75,10 +75,11 @@ struct BackwardProblem {
     const void* dlse = nullptr;     // (B, Hq, T), compute type; null: zero
     const void* out = nullptr;      // (B, Hq, T, E), compute type, contiguous
     const void *top = nullptr, *inverse = nullptr;
-    void* dq = nullptr;             // (B, Hq, T, D), storage type
+    // These three may be null: not wanted.
+    void* dq = nullptr;                 // (B, Hq, T, D), storage type
     void *dk = nullptr, *dv = nullptr;  // (B, Hk, S, D) and (B, Hk, S, E), compute type; written where B Hq T > 0
     void* delta = nullptr;          // (B, Hq, T), compute type
-    Plane dbias;                    // compute type; null where there is no bias
+    Plane dbias;                    // compute type; null where there is no bias, or it is not wanted
     bool dbias_alone = false;       // every score has its own number there: it is written; else added to, zero before
 };
 

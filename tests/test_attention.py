@@ -79,6 +79,18 @@ def test_a_row_that_sees_only_its_sink_has_the_sink_as_its_lse():
     assert not got["dq"][..., 0, :].any()
 
 
+@pytest.mark.parametrize("module", [attngrad, attngrad.reference], ids=["kernels", "reference"])
+def test_a_pullback_gives_the_gradients_that_are_wanted(module):
+    c = make(("bias", "sinks"))
+    pullback = module.vjp(*c.qkv, **c.options)[1]
+    every = pullback(c.dout)
+    for wrt in ("q", "k", "v", "bias", "sinks", ("q", "k", "v"), ["k", "bias"], {"v", "sinks"}):
+        found = pullback(c.dout, wrt=wrt)
+        for name, g, all_of_it in zip(every._fields, found, every, strict=True):
+            wanted = name == wrt if isinstance(wrt, str) else name in wrt
+            assert np.array_equal(g, all_of_it) if wanted else g is None, (wrt, name)
+
+
 def test_everything_masked_gives_zeros_for_all_gradients():
     c = make(("bias",))
     out, pullback = attngrad.vjp(*c.qkv, mask=np.zeros((1, 1), bool), **c.options)

@@ -21,7 +21,7 @@ from bench_tools import FB, F, checked, spoiled
     ],
 )
 def test_a_wrong_output_is_refused(name, output):
-    case = Case("", dims(2, 4, 6, 3, key_heads=2), "bias HTS")
+    case = Case("", dims(2, 4, 6, 3, key_heads=2), "dbias HTS")
 
     def change(arrays):
         arrays[output] = arrays[output].copy()

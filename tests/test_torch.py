@@ -323,17 +323,21 @@ def test_sixteen_bit_double_backward_is_within_the_rounding_bound():
         assert rms_error(a, t) <= rounding_bound(n, t, 2.0**-10)
 
 
-def test_the_gradient_of_a_bias_is_computed_where_it_is_asked_for(monkeypatch):
+def test_gradients_are_computed_where_they_are_asked_for(monkeypatch):
     found = []
     backward = _kernels.backward
     monkeypatch.setattr(_kernels, "backward", lambda *a, **k: found.append(backward(*a, **k)) or found[-1])
-    q, bias = torch.randn(2, 3, 4, requires_grad=True), torch.randn(3, 3)
-    (expected,) = torch.autograd.grad(bridge.attention(q, q, q, bias=bias).sum(), (q,))
-    assert found[-1].bias is None
-    actual, dbias = torch.autograd.grad(bridge.attention(q, q, q, bias=bias.requires_grad_()).sum(), (q, bias))
-    assert found[-1].bias is not None
-    assert dbias.shape == bias.shape
-    assert torch.equal(actual, expected)
+    given = {"q": torch.randn(2, 3, 4), "k": torch.randn(2, 3, 4), "v": torch.randn(2, 3, 4)}
+    given |= {"bias": torch.randn(3, 3), "sinks": torch.randn(2)}
+    leaves = {name: x.requires_grad_() for name, x in given.items()}
+    every = dict(
+        zip(leaves, torch.autograd.grad(bridge.attention(**leaves).sum(), tuple(leaves.values())), strict=True)
+    )
+    for name in leaves:
+        some = {n: x if n == name else x.detach() for n, x in leaves.items()}
+        (grad,) = torch.autograd.grad(bridge.attention(**some).sum(), (leaves[name],))
+        assert torch.equal(grad, every[name])
+        assert [n for n, g in found[-1]._asdict().items() if g is not None] == [name]
 
 
 def test_float32_bias_and_sinks_beside_bfloat16_keep_their_dtype():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Unpack
 
 import numpy as np
@@ -18,6 +18,7 @@ from attngrad._options import (
     bind,
     bind_primals,
     bind_tangents,
+    bind_wrt,
     check_cotangents,
     check_dropout,
     check_wrt,
@@ -64,11 +65,13 @@ def attention(q: NDArray, k: NDArray, v: NDArray, **options: Unpack[OptionArgume
 
 
 def vjp(q: NDArray, k: NDArray, v: NDArray, **options: Unpack[OptionArguments]) -> tuple[Any, Callable[..., Gradients]]:
-    """Attention and its pullback, ``grads = pullback(dout, dlse=None)``: reverse mode.
+    """Attention and its pullback, ``grads = pullback(dout, dlse=None, wrt=None)``: reverse mode.
 
     The pullback gives the gradients of <dout, out> + <dlse, lse> as ``Gradients(q, k, v, bias, sinks)``. It may be
-    called more than once; dout may be None where dlse is given. It reads the arrays that were given (q, k, v and those
-    among the options) again: do not write to them in between. Writing to out is harmless.
+    called more than once; dout may be None where dlse is given. ``wrt`` names the inputs whose gradients are wanted,
+    one or several; the others are None and cost nothing. With a constant bias, ``wrt=("q", "k", "v")`` saves its n x n
+    gradient. The pullback reads the arrays that were given (q, k, v and those among the options) again: do not write
+    to them in between. Writing to out is harmless.
 
     >>> x = np.eye(2)
     >>> out, pullback = vjp(x, x, x, scale=0.0)
@@ -79,10 +82,12 @@ def vjp(q: NDArray, k: NDArray, v: NDArray, **options: Unpack[OptionArguments]) 
     x, o, return_lse = bind("vjp", q, k, v, options)
     out, lse, saved = _kernels.forward_saving(x, o)
 
-    def pullback(dout: NDArray | None, dlse: NDArray | None = None) -> Gradients:
+    def pullback(
+        dout: NDArray | None, dlse: NDArray | None = None, *, wrt: str | Collection[str] | None = None
+    ) -> Gradients:
         require_cotangent("pullback", dout, dlse)
         dout, dlse = check_cotangents("pullback", x, dout, dlse)
-        return _kernels.backward(x, o, saved, dout, dlse)
+        return _kernels.backward(x, o, saved, dout, dlse, wrt=bind_wrt("pullback", x, wrt))
 
     return ((out, lse) if return_lse else out), pullback
 

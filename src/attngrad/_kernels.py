@@ -8,7 +8,7 @@ else the dtype of q. Gradients come back in the dtype of their argument.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import wraps
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
@@ -76,17 +76,18 @@ def backward(
     dout: Array | None,
     dlse: Array | None = None,
     *,
-    want_bias: bool = True,
+    wrt: Collection[str] = Gradients._fields,
     into: Sequence[Array] = (),
 ) -> Gradients:
-    """The VJP of <dout, out> + <dlse, lse>; of the bias where ``want_bias``.
+    """The VJP of <dout, out> + <dlse, lse>, of the inputs that are given and named in ``wrt``.
 
-    ``into`` are contiguous arrays for dq, dk and dv, which are used where sums need no rounding.
+    ``into`` are contiguous arrays for dq, dk and dv, all of them wanted, which are used where sums need no rounding.
     """
     bias = None if x.bias is None else _plane(x.bias, x)
-    g = _Sums(x, bias if want_bias else None, into)
+    g = _Sums(x, bias, into, wrt)
     _call(x, o, bias).backward(_cotangent(dout), _numbers(dlse), *saved, *g.arrays)
-    return g.gradients(x, None if x.sinks is None else -(_sink_share(x, saved) * g.rows(x)))  # (R6)
+    with_sinks = x.sinks is not None and "sinks" in wrt
+    return g.gradients(x, -(_sink_share(x, saved) * g.rows(x)) if with_sinks else None)  # (R6)
 
 
 def forward_tangent(
@@ -227,14 +228,14 @@ def _empty(shape: tuple[int, ...], dtype: Any) -> Array:
 
 def _new_results(x: Operands) -> tuple[Array, Array]:
     """out and lse, or their tangents."""
-    dtype = x.q.dtype
-    return _empty(x.out_shape, dtype), _empty(x.out_shape[:-1], ACCUMULATE.get(dtype, dtype))
+    dtype, shape = x.q.dtype, x.out_shape
+    return _empty(shape, dtype), _empty(shape[:-1], ACCUMULATE.get(dtype, dtype))
 
 
 def _new_saved(x: Operands) -> tuple[Array, Array, Array]:
     """What Saved or SavedTangent hold."""
-    wide, rows = ACCUMULATE.get(x.q.dtype, x.q.dtype), x.out_shape[:-1]
-    return _empty(x.out_shape, wide), _empty(rows, wide), _empty(rows, wide)
+    wide, shape = ACCUMULATE.get(x.q.dtype, x.q.dtype), x.out_shape
+    return _empty(shape, wide), _empty(shape[:-1], wide), _empty(shape[:-1], wide)
 
 
 def _contiguous(x: Array) -> Array:
@@ -299,25 +300,35 @@ def _narrow(x: Array, dtype: Any) -> Array:
 class _Sums:
     """What a backward pass writes: dq, dk, dv, delta, dbias."""
 
-    def __init__(self, x: Operands, bias: Array | None, into: Sequence[Array] = ()) -> None:
+    def __init__(
+        self,
+        x: Operands,
+        bias: Array | None,
+        into: Sequence[Array] = (),
+        wrt: Collection[str] = Gradients._fields,
+    ) -> None:
         dtype = x.q.dtype
         wide = ACCUMULATE.get(dtype, dtype)
-        self.dq = into[0] if into else _empty(x.q.shape, dtype)
-        self.dk, self.dv = into[1:] if into and wide == dtype else (_empty(x.k.shape, wide), _empty(x.v.shape, wide))
-        if not self.dq.size:  # the kernel writes them where there are queries
-            self.dk.fill(0)
-            self.dv.fill(0)
-        self.delta = _empty(x.out_shape[:-1], wide)
+        self.dq = into[0] if into else _empty(x.q.shape, dtype) if "q" in wrt else None
+        if into and wide == dtype:
+            self.dk, self.dv = into[1:]
+        else:
+            self.dk, self.dv = (_empty(y.shape, wide) if n in wrt else None for n, y in (("k", x.k), ("v", x.v)))
+        for y in (self.dk, self.dv):
+            if y is not None and not x.q.size:  # the kernel writes them where there are queries
+                y.fill(0)
+        self.delta = _empty(x.q.shape[:-1], wide)
         self.dbias = None
-        if bias is not None:  # the kernel writes it where every score has its own number, and adds to it elsewhere
+        if bias is not None and "bias" in wrt:
+            # the kernel writes it where every score has its own number, and adds to it elsewhere
             scores = (math.prod(x.q.shape[:-3]), x.heads, *x.scores_shape[-2:])
-            whole = bias.shape == scores and scores[-1] > 1 and self.dq.size
+            whole = bias.shape == scores and scores[-1] > 1 and x.q.size
             self.dbias = _empty(bias.shape, wide) if whole else np.zeros(bias.shape, wide)
 
     @property
-    def arrays(self) -> tuple[Array, Array, Array, Array, Array | None]:
+    def arrays(self) -> tuple[Array, Array, Array, Array, Array]:
         """As the kernels take them."""
-        return _bits(self.dq), self.dk, self.dv, self.delta, self.dbias
+        return None if self.dq is None else _bits(self.dq), self.dk, self.dv, self.delta, self.dbias
 
     def rows(self, x: Operands) -> Array:
         """delta as (leading, heads, T)."""
@@ -332,7 +343,8 @@ class _Sums:
             with np.errstate(all="ignore"):
                 dsinks = sink_rows.sum(axis=(0, 2), dtype=sink_rows.dtype).astype(sinks.dtype, copy=False)
         dbias = None if self.dbias is None else _bias_gradient(x, self.dbias)
-        return Gradients(self.dq, _narrow(self.dk, dtype), _narrow(self.dv, dtype), dbias, dsinks)
+        dk, dv = (None if y is None else _narrow(y, dtype) for y in (self.dk, self.dv))
+        return Gradients(self.dq, dk, dv, dbias, dsinks)
 
 
 def _bias_gradient(x: Operands, dbias: Array) -> Array:

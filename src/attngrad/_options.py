@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from numbers import Integral
@@ -445,14 +445,17 @@ def check_cotangents(
     function: str, x: Operands, dout: object, dlse: object, suffix: str = "", *, kernels: bool = True
 ) -> tuple[Any, Any]:
     """dout, of out's shape and q's dtype, and dlse, of lse's shape and dtype; either may be None."""
+    shape = x.out_shape
+    if kernels and dlse is None and type(dout) is np.ndarray and dout.dtype is x.q.dtype and dout.shape == shape:
+        return dout, None
     lse_dtype = ACCUMULATE.get(x.q.dtype, x.q.dtype) if kernels else x.q.dtype
     if kernels:
         require_numpy(function, **{f"{n}{suffix}": c for n, c in (("dout", dout), ("dlse", dlse)) if c is not None})
         dout, dlse = plain(dout), plain(dlse)
     if dout is not None:
-        check_like(function, f"dout{suffix}", dout, x.out_shape, x.q.dtype, "out")
+        check_like(function, f"dout{suffix}", dout, shape, x.q.dtype, "out")
     if dlse is not None:
-        check_like(function, f"dlse{suffix}", dlse, x.out_shape[:-1], lse_dtype, "lse")
+        check_like(function, f"dlse{suffix}", dlse, shape[:-1], lse_dtype, "lse")
     return dout, dlse
 
 
@@ -466,6 +469,18 @@ def refuse_lse(function: str, return_lse: bool) -> None:
     """return_lse has no meaning in hvp and jacobian."""
     if return_lse:
         fail(ValueError, function, "return_lse", "be False", "True", "Take lse from attention or jvp.")
+
+
+def bind_wrt(function: str, x: Operands, wrt: object) -> tuple[str, ...]:
+    """The names of inputs whose gradients are wanted: one, several, or None for all."""
+    if wrt is None:
+        return Gradients._fields
+    names = (wrt,) if isinstance(wrt, str) else wrt
+    if not isinstance(names, Collection) or not names:
+        fail(TypeError, function, "wrt", "be a name, or several in a tuple", repr(wrt), "None means all.")
+    for name in names:
+        check_wrt(function, x, name)
+    return tuple(names)
 
 
 def check_wrt(function: str, x: Operands, wrt: object) -> None:

@@ -15,7 +15,7 @@ Letters: T queries, S keys, D features of q and k, E of v, Hq query heads, Hk ke
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple, Unpack
 
 from attngrad._arrays import Array, namespace
@@ -51,6 +51,7 @@ from attngrad._options import (
     bind,
     bind_primals,
     bind_tangents,
+    bind_wrt,
     check_cotangents,
     check_wrt,
     refuse_lse,
@@ -385,10 +386,14 @@ def vjp(q: Array, k: Array, v: Array, **options: Unpack[OptionArguments]) -> tup
     x, o, return_lse = bind("vjp", q, k, v, options, kernels=False)
     f = forward(x, o)
 
-    def pullback(dout: Array | None, dlse: Array | None = None) -> Gradients:
+    def pullback(
+        dout: Array | None, dlse: Array | None = None, *, wrt: str | Collection[str] | None = None
+    ) -> Gradients:
         require_cotangent("pullback", dout, dlse)
         check_cotangents("pullback", x, dout, dlse, kernels=False)
-        return backward(x, o, f, zeros_if_none(dout, f.out), dlse).grads
+        wanted = bind_wrt("pullback", x, wrt)
+        grads = backward(x, o, f, zeros_if_none(dout, f.out), dlse).grads
+        return Gradients(*(g if name in wanted else None for name, g in zip(grads._fields, grads, strict=True)))
 
     return ((f.out, f.lse) if return_lse else f.out), pullback
 

@@ -57,7 +57,7 @@ def dims(batch: int, heads: int, t: int, d: int, *, key_heads: int = 0, s: int =
 
 @dataclass(frozen=True)
 class Kind:
-    """The options of a case. ``dbias``: the peers differentiate the bias too (attngrad always does)."""
+    """The options of a case. ``dbias``: the bias is differentiated too."""
 
     causal: bool = False
     window: int | None = None

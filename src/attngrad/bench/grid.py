@@ -18,7 +18,7 @@ TANGENTS = ("jvp", "hvp")
 TITLES = {
     "sizes": "Sizes, full and causal, float32",
     "window": "Sliding window: each query sees the keys up to w to its left",
-    "masks and bias": "Boolean masks and bias (dbias: torch and jax differentiate the bias too; attngrad always does)",
+    "masks and bias": "Boolean masks and bias (dbias: the bias is differentiated too)",
     "grouped heads": "Grouped query heads",
     "cross": "Cross-attention and chunked prefill: T != S",
     "decoding": "Decoding: one query against the cache, bound by memory",

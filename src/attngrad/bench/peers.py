@@ -120,11 +120,11 @@ class Ours(Peer):
 
     def _backward(self, case: Case, x: Inputs) -> Prepared:
         options, (q, k, v, dout) = self._options(case, x), x[:4]
-        vjp = attngrad.vjp
+        vjp, wrt = attngrad.vjp, None if case.options.dbias or x.bias is None else ("q", "k", "v")
 
         def call() -> Any:
             out, pullback = vjp(q, k, v, **options)
-            return out, pullback(dout)
+            return out, pullback(dout, wrt=wrt)
 
         return Prepared(call, gradients)
 

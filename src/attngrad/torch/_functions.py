@@ -31,7 +31,6 @@ from attngrad.torch._passes import Inputs
 
 N_INPUTS = len(Inputs._fields)
 N_DIFFERENTIABLE = 5
-_BIAS = Inputs._fields.index("bias")
 _NOTHING: tuple[None, ...] = (None,) * N_DIFFERENTIABLE
 
 Tensors = Sequence[Tensor | None]
@@ -248,7 +247,7 @@ class Direct(_Function):
             o, x, _ = Direct.kept(ctx)
             grads = gradient(o, x, dout, dlse, tuple(map(_passes.to_tensor, arrays.saved)))
         else:
-            grads = arrays.backward(dout, dlse, want_bias=ctx.needs_input_grad[1 + _BIAS])
+            grads = arrays.backward(dout, dlse, ctx.needs_input_grad[1 : 1 + N_DIFFERENTIABLE])
         if not torch._C._autograd._get_current_graph_task_keep_graph():
             ctx.arrays = None  # as autograd does with saved tensors
         return None, *grads, *(None,) * (N_INPUTS - N_DIFFERENTIABLE)

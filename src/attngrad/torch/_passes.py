@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
+from itertools import compress
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -192,9 +193,10 @@ class Kept(NamedTuple):
     options: Options
     saved: _kernels.Saved
 
-    def backward(self, dout: Tensor | None, dlse: Tensor | None, want_bias: bool) -> tuple[Tensor | None, ...]:
-        """The five gradients, None for an input that is not given; that of the bias where ``want_bias``."""
-        grads = _kernels.backward(*self, to_array(dout), to_array(dlse), want_bias=want_bias)
+    def backward(self, dout: Tensor | None, dlse: Tensor | None, wanted: Sequence[bool]) -> tuple[Tensor | None, ...]:
+        """The five gradients, None for an input that is not given or whose gradient is not ``wanted``."""
+        wrt = tuple(compress(Gradients._fields, wanted))
+        grads = _kernels.backward(*self, to_array(dout), to_array(dlse), wrt=wrt)
         return tuple(None if g is None else to_tensor(g) for g in grads)
 
 
