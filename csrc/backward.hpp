@@ -108,7 +108,7 @@ public:
             }
         };
         x.dos = pack_rows<S, T>(g_.dout, x.q, p_.E, x.inverse, T{1}, rows_, x.dot, x.dout_copy, deltas);
-        x.in_place = g_.dq && x.q.in_one_tile() ? rows_as_sums<S, T>(g_.dq, p_, x.q, p_.D) : nullptr;
+        x.in_place = g_.dq && x.q.in_one_tile(p_) ? rows_as_sums<S, T>(g_.dq, p_, x.q, p_.D) : nullptr;
         x.complete = false;
         if (!x.in_place) std::memset(x.dq, 0, sizeof(T) * x.q.count * padded<T>(p_.D));
     }
@@ -122,7 +122,10 @@ public:
         Packed& x = packed_[n];
         T* ds = g_.dbias ? dbias_.tile() : nullptr;
         // p o M into st_, dz into dt_, panel by panel; and dq from dz.
-        each_panel<T>(x.q, k0, k1, {st_, dt_, ds}, seen_, [&](const Panel<T>& panel) ATTNGRAD_LAMBDA {
+        each_panel<T>(x.q, k0, k1, x.in_place, {st_, dt_, ds}, seen_, [&](const Panel<T>& panel) ATTNGRAD_LAMBDA {
+            if (x.in_place && panel.blind())
+                std::memset(x.in_place + panel.lane * p_.D, 0,
+                            sizeof(T) * (std::min(panel.end(), x.q.count) - panel.lane) * p_.D);
             panel.parts([&](int vectors, int at, Span span) {
                 const long row = (span.a - k0) * block<T> + at;
                 k_.template dots<ToZero>(vectors, span, x.qt + at, st_ + row);  // (F1)

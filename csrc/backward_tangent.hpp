@@ -178,7 +178,7 @@ public:
 
     void tile(int n, long k0, long k1) {
         Packed& x = packed_[n];
-        each_panel<T>(x.q, k0, k1, {tiles_.s, tiles_.z_dot, tiles_.dp, tiles_.dp_dot, tiles_.ds, tiles_.ds_dot}, seen_,
+        each_panel<T>(x.q, k0, k1, false, {tiles_.s, tiles_.z_dot, tiles_.dp, tiles_.dp_dot, tiles_.ds, tiles_.ds_dot}, seen_,
                       [&](const Panel<T>& panel) ATTNGRAD_LAMBDA {
             panel.parts([&](int vectors, int at, Span span) {
                 const long row = (span.a - k0) * block<T> + at;

@@ -65,11 +65,13 @@ inline const T* pack_rows(const Rows& x, const Block<T>& q, long length, const T
     return strips ? strips : copy;
 }
 
-// f(panel) for every panel of a block; what its vectors do not see of the tiles (null ones aside) becomes zero.
+// f(panel) for every panel of a block, `alike` or not; what its vectors do not see of the tiles (null ones aside) becomes zero.
 template <class T, class F>
-ATTNGRAD_INLINE void each_panel(const Block<T>& q, long k0, long k1, std::initializer_list<T*> tiles, Span* seen, F f) {
-    for (int lane = 0; lane < q.width; lane += panel<T>) {
-        const Panel<T> panel(q, lane, k0, k1);
+ATTNGRAD_INLINE void each_panel(const Block<T>& q, long k0, long k1, bool alike, std::initializer_list<T*> tiles, Span* seen,
+                                F f) {
+    for (int lane = 0, end; lane < q.width; lane = end) {
+        const auto panel = alike ? Panel<T>::alike(q, lane, k0, k1) : Panel<T>(q, lane, k0, k1);
+        end = panel.end();
         for (int n = 0; n < panel.vectors; ++n) {
             const Span own = panel.own[n];
             const int at = lane + n * lanes<T>;
@@ -114,40 +116,41 @@ public:
           tile_(cut.take<T>(keys<T> * padded<T>(length))),
           factor_(cut.fill<T>(keys<T>, factor)) {}
 
-    // A tile of keys, whose rows of the result start at `first_row`. `alone`: one call of add() is all there will be.
+    // A tile of keys, whose rows of the result start at `first_row`. `alone`: every row is added to once at most, in order.
     void start(std::int64_t first_row, long rows, bool alone) {
         if (!result_) return;
         out_ = result_ + first_row * length_;
         rows_ = rows;
-        state_ = State::empty;
+        written_ = 0;
+        summed_ = false;
         alone_ = alone && length_ == columns_;
     }
 
     // Rows of the tile += a (rows x queries q0 .. q1) b, with b in strips.
     void add(const T* a, const T* b, int q0, int q1, long row, long rows) {
         if (!result_) return;
-        if (state_ == State::empty && rows < rows_) {
-            std::memset(tile_, 0, sizeof(T) * rows_ * columns_);
-            state_ = State::summed;
-        }
-        if (state_ == State::summed) return add_to<ToC>(a, b, q0, q1, rows, tile_ + row * columns_);
         if (alone_) {
-            add_to<ScaledToZero>(a, b, q0, q1, rows, out_);
-        } else {
+            write_zeros(row);
+            add_to<ScaledToZero>(a, b, q0, q1, rows, out_ + row * length_);
+            written_ = row + rows;
+        } else if (!summed_ && rows == rows_) {
             add_to<ToZero>(a, b, q0, q1, rows, tile_);
+        } else {
+            if (!summed_) std::memset(tile_, 0, sizeof(T) * rows_ * columns_);
+            add_to<ToC>(a, b, q0, q1, rows, tile_ + row * columns_);
         }
-        state_ = alone_ ? State::written : State::summed;
+        summed_ = true;
     }
 
     // The tile to the result: the first chunk writes (zeros where it saw nothing), the others add.
-    void write(bool first) const {
-        if (!result_ || state_ == State::written || (state_ == State::empty && !first)) return;
+    void write(bool first) {
+        if (!result_) return;
+        if (alone_ || (first && !summed_)) return write_zeros(rows_);
+        if (!summed_) return;
         T* out = out_;
         const T* tile = tile_;
         for (long k = 0; k < rows_; ++k, out += length_, tile += columns_) {
-            if (state_ == State::empty) {
-                std::memset(out, 0, sizeof(T) * length_);
-            } else if (first) {
+            if (first) {
                 for (long i = 0; i < length_; ++i) out[i] = factor_[0] * tile[i];
             } else {
                 for (long i = 0; i < length_; ++i) out[i] += factor_[0] * tile[i];
@@ -156,7 +159,9 @@ public:
     }
 
 private:
-    enum class State { empty, summed, written };
+    void write_zeros(long end) {
+        if (written_ < end) std::memset(out_ + written_ * length_, 0, sizeof(T) * (end - written_) * length_);
+    }
 
     template <class To>
     void add_to(const T* a, const T* b, int q0, int q1, long rows, T* to) {
@@ -167,10 +172,9 @@ private:
         }
     }
 
-    long length_, columns_, rows_ = 0;
+    long length_, columns_, rows_ = 0, written_ = 0;
     T *result_, *out_ = nullptr, *tile_, *factor_;  // factor: the same for every row
-    State state_ = State::empty;
-    bool alone_ = false;
+    bool summed_ = false, alone_ = false;
 };
 
 // The gradient of the bias (R5) or its tangent (H8): Omega summed over the axes that the bias was broadcast along. Sums

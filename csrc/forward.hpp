@@ -152,7 +152,7 @@ public:
         start();
         const Span seen = q_.all.outer;
         in_place_ = nullptr;
-        if (q_.in_one_tile())
+        if (q_.in_one_tile(p_))
             in_place_ = r_.wide_out ? rows_as_sums<T, T>(r_.wide_out, p_, q_, p_.E) : rows_as_sums<S, T>(r_.out, p_, q_, p_.E);
         if (!in_place_) clear();
         bool any = false;
@@ -202,9 +202,14 @@ private:
     void tile(std::int64_t key_head, long k0, long k1) {
         k_.load(p_.k, q_.b, key_head, k0, k1);
         v_.load(p_.v, q_.b, key_head, k0, k1);
-        for (int lane = 0; lane < q_.width; lane += panel<T>) {
-            const Panel<T> panel(q_, lane, k0, k1);
-            if (panel.blind()) continue;
+        for (int lane = 0, end; lane < q_.width; lane = end) {
+            const auto panel = in_place_ ? Panel<T>::alike(q_, lane, k0, k1) : Panel<T>(q_, lane, k0, k1);
+            end = panel.end();
+            const int count = std::min(end, q_.count) - lane;
+            if (panel.blind()) {
+                if (in_place_) std::memset(in_place_ + lane * p_.E, 0, sizeof(T) * count * p_.E);
+                continue;
+            }
             panel.parts([&](int vectors, int at, Span span) {
                 k_.template dots<ToZero>(vectors, span, qt_ + at, st_ + (span.a - k0) * block<T> + at);
             });
@@ -220,11 +225,9 @@ private:
                 for (int n = 0; n < panel.vectors; ++n) weights(softmax<T, 1>, lane + n * lanes<T>, panel.own[n]);
             }
             if (in_place_) {
-                const int end = lane + panel.vectors * lanes<T>;
                 invert_sums(lane, end);
-                v_.template combine<ScaledToZero>(std::min(end, q_.count) - lane, panel.common,
-                                                  st_ + (panel.common.a - k0) * block<T> + lane, in_place_ + lane * p_.E,
-                                                  factor_ + lane);
+                v_.template combine<ScaledToZero>(count, panel.common, st_ + (panel.common.a - k0) * block<T> + lane,
+                                                  in_place_ + lane * p_.E, factor_ + lane);
                 continue;
             }
             bool rescaled = false;

@@ -77,12 +77,11 @@ struct Block {
         all = vectors[0];
         for (int v = 1; v < width / lanes<T>; ++v) all.join(vectors[v]);
     }
-    // Whether every vector sees the same keys, of one tile: then the first sums over keys are the last.
-    bool in_one_tile() const {
-        const Span seen = all.outer;
-        for (int n = 0; n < width / lanes<T>; ++n)
-            if (vectors[n].outer.a != seen.a || vectors[n].outer.b != seen.b) return false;
-        return !seen.empty() && seen.a / keys<T> == (seen.b - 1) / keys<T>;
+    // Whether all keys that are seen are of one tile: then the first sums over keys are the last. Not at the beginning of a
+    // long causal head, where panels in parts are faster than panels that are alike.
+    bool in_one_tile(const Problem& p) const {
+        if (all.outer.empty() || (p.banded() && p.T > block<T>)) return false;
+        return all.outer.a / keys<T> == (all.outer.b - 1) / keys<T>;
     }
     // The row of a lane in arrays (B, Hq, T).
     std::int64_t index(const Problem& p, int lane) const { return (b * p.Hq + head[lane]) * p.T + row[lane]; }
@@ -96,8 +95,8 @@ struct Panel {
     Span common, own[3], inner;  // inner: keys that every lane sees
     bool whole = true;           // every vector sees exactly the common keys
 
-    Panel(const Block<T>& q, int first, long k0, long k1) : lane(first) {
-        vectors = std::min(q.width - lane, panel<T>) / lanes<T>;
+    Panel(const Block<T>& q, int first, long k0, long k1, int most = panel<T>) : lane(first) {
+        vectors = std::min(q.width - lane, most) / lanes<T>;
         const Band* bands = q.vectors + lane / lanes<T>;
         Band joint = bands[0];
         common = bands[0].outer.cut(k0, k1);
@@ -110,6 +109,12 @@ struct Panel {
         common.b = std::max(common.a, common.b);
         inner = joint.inner;
     }
+    // Vectors that see the same keys: a whole panel of them, or one.
+    static Panel alike(const Block<T>& q, int first, long k0, long k1) {
+        const Panel x(q, first, k0, k1);
+        return x.whole ? x : Panel(q, first, k0, k1, lanes<T>);
+    }
+    int end() const { return lane + vectors * lanes<T>; }
     bool blind() const {
         for (int v = 0; v < vectors; ++v)
             if (!own[v].empty()) return false;
