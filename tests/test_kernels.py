@@ -111,6 +111,45 @@ def test_sizes_around_the_tiles(t, s, names):
     assert_equal_to_the_reference(make(names, Shape((2,), 2, 1, t, s, 4, 3)))
 
 
+SHORT = [
+    Shape((2,), 2, 2, 10, 10, 16, 16),
+    Shape((2,), 4, 2, 9, 33, 32, 48),
+    Shape((1,), 2, 1, 40, 61, 64, 16),
+    Shape((2,), 1, 1, 47, 64, 160, 160),
+    Shape((1,), 2, 1, 96, 96, 64, 64),
+]
+NOTHING_SEEN = ("causal ragged", "masked rows", "window")
+
+
+@pytest.mark.parametrize("shape", SHORT, ids=lambda n: f"{n.t}x{n.s}x{n.d}")
+@pytest.mark.parametrize("names", [(), *SINGLES, EVERYTHING, NOTHING_SEEN], ids=label)
+def test_short_heads_of_whole_vectors_are_written_in_place_rightly(isa, shape, names):
+    c = make(names, shape)
+    assert_equal_to_the_reference(c)
+    for start in (-20, 20):  # vectors of queries that see nothing; queries that all see everything
+        c.options |= {"causal": True, "offset": start}
+        assert_equal_to_the_reference(c)
+
+
+@pytest.mark.parametrize("dtype", NARROW.values(), ids=NARROW)
+@pytest.mark.parametrize("names", [(), ("causal",), NOTHING_SEEN], ids=label)
+def test_short_heads_in_low_precision_keep_the_rounding_bound(isa, dtype, names):
+    for shape in SHORT[:3]:
+        c = make(names, shape).cast(dtype)
+        assert_within_the_rounding_bound(c, dtype, *(redraw(c, dtype, np.random.default_rng(i)) for i in range(3)))
+
+
+def test_a_short_head_whose_mask_hides_everything_is_zero(isa):
+    rng = np.random.default_rng(0)
+    q, dout = rng.standard_normal((2, 3, 2, 40, 32)).astype(np.float32)
+    mask = np.ones((3, 1, 40, 40), bool)
+    mask[1] = False
+    out, pullback = attngrad.vjp(q, q, q, mask=mask)
+    for x in (out, *pullback(dout)[:3]):
+        assert not x[1].any()
+        assert x[::2].any(axis=(1, 2, 3)).all()
+
+
 @pytest.mark.parametrize("t", [1, 3, 5])
 @pytest.mark.parametrize("names", [(), ("causal ragged", "sinks"), EVERYTHING], ids=label)
 def test_few_queries_of_many_heads_against_many_keys(isa, t, names):
