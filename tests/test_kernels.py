@@ -150,6 +150,21 @@ def test_a_short_head_whose_mask_hides_everything_is_zero(isa):
         assert x[::2].any(axis=(1, 2, 3)).all()
 
 
+@pytest.mark.parametrize("d", [16, 24, 160])
+def test_what_a_query_of_a_short_head_that_sees_nothing_holds_is_harmless(isa, d):
+    rng = np.random.default_rng(0)
+    q, k, v, dout = rng.standard_normal((4, 2, 20, d)).astype(np.float32)
+    mask = np.arange(20)[:, None] != 3
+    found = []
+    for x in (np.nan, np.inf, 0.0):
+        q[:, 3], dout[:, 3] = x, x
+        out, pullback = attngrad.vjp(q, k, v, mask=mask)
+        found.append((out, *pullback(dout)[:3]))
+        assert not out[:, 3].any()
+    for other in found[:2]:
+        assert all(np.array_equal(a, b) for a, b in zip(other, found[2], strict=True))
+
+
 @pytest.mark.parametrize("t", [1, 3, 5])
 @pytest.mark.parametrize("names", [(), ("causal ragged", "sinks"), EVERYTHING], ids=label)
 def test_few_queries_of_many_heads_against_many_keys(isa, t, names):
