@@ -85,7 +85,7 @@ ATTNGRAD_INLINE void store_some(T* p, Vec<T> v, int count) {
     for (int i = 0; i < count; ++i) p[i] = v[i];
 }
 
-// --- exp2, log and tanh --------------------------------------------------------------------------------------------------
+// --- exp2, log and tanh ---------------------------------------------------------------------------------------------
 
 // 2^x - 1 = 2^n (1 + q) - 1 with n = round(x), q = 2^(x - n) - 1 = r P(r); P fits (2^r - 1)/r on [-1/2, 1/2] to 5e-9
 // (float) and 8e-18 (double).

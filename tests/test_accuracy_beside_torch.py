@@ -1,0 +1,74 @@
+"""Accuracy beside PyTorch's own kernels: averaged over shapes and options, no worse, in every dtype."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+import attngrad
+from attngrad import reference
+from attngrad.testing import rms_error
+
+DTYPES = {
+    "float64": (np.float64, torch.float64),
+    "float32": (np.float32, torch.float32),
+    "float16": (np.float16, torch.float16),
+    "bfloat16": (ml_dtypes.bfloat16, torch.bfloat16),
+}
+# heads, key heads, queries, keys, features
+SHAPES = [(2, 2, 10, 10, 32), (2, 2, 64, 64, 64), (2, 1, 33, 70, 80), (1, 1, 200, 200, 64)]
+KINDS = ["full", "causal", "mask", "bias", "large logits", "values with a mean"]
+
+
+def to_torch(x: Any, dtype: torch.dtype) -> torch.Tensor:
+    return torch.tensor(x.astype(np.float64)).to(dtype)  # exact: float64 holds every number of the narrower dtypes
+
+
+def errors(kind: str, shape: tuple[int, ...], name: str) -> dict[str, tuple[float, float]]:
+    """The RMS errors of out, dq, dk and dv: ours and torch's."""
+    ours, theirs = DTYPES[name]
+    h, hk, t, s, d = shape
+    rng = np.random.default_rng([KINDS.index(kind), SHAPES.index(shape)])
+    q, k, v, dout = (rng.standard_normal(n) for n in ((1, h, t, d), (1, hk, s, d), (1, hk, s, d), (1, h, t, d)))
+    q *= 60.0 if kind == "large logits" else 1.0
+    v += 100.0 if kind == "values with a mean" else 0.0
+    q, k, v, dout = (x.astype(ours) for x in (q, k, v, dout))
+    options: dict[str, Any] = {}
+    given: dict[str, Any] = {"enable_gqa": h != hk}
+    if kind == "causal":
+        options, given["is_causal"] = {"causal": True, "offset": 0}, True
+    if kind == "mask":
+        mask = rng.random((t, s)) < 0.5
+        mask[:, 0] = True  # torch gives NaN for a row that sees nothing
+        options, given["attn_mask"] = {"mask": mask}, torch.tensor(mask)
+    if kind == "bias":
+        bias = rng.standard_normal((1, h, t, s)).astype(ours)
+        options, given["attn_mask"] = {"bias": bias}, to_torch(bias, theirs)
+
+    wide = {n: x.astype(np.longdouble) if n == "bias" else x for n, x in options.items()}
+    out, pullback = reference.vjp(*(x.astype(np.longdouble) for x in (q, k, v)), **wide)
+    truth = (out, *pullback(dout.astype(np.longdouble))[:3])
+    out, pullback = attngrad.vjp(q, k, v, **options)
+    found = (out, *pullback(dout)[:3])
+    leaves = [to_torch(x, theirs).requires_grad_() for x in (q, k, v)]
+    y = torch.nn.functional.scaled_dot_product_attention(*leaves, **given)
+    peers = (y.detach(), *torch.autograd.grad(y, leaves, to_torch(dout, theirs)))
+    return {
+        n: (rms_error(a, x), rms_error(b.to(torch.float64).numpy(), x))
+        for n, a, b, x in zip(("out", "dq", "dk", "dv"), found, peers, truth, strict=True)
+    }
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_on_average_no_result_errs_more_than_that_of_torch(name):
+    ratios: dict[str, list[float]] = {}
+    for kind in KINDS:
+        for shape in SHAPES:
+            for result, (ours, theirs) in errors(kind, shape, name).items():
+                ratios.setdefault(result, []).append(np.log(ours / theirs))
+    means = {result: float(np.exp(np.mean(logs))) for result, logs in ratios.items()}
+    assert max(means.values()) <= 1.0, means
