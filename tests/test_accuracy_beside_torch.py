@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from typing import Any
 
 import ml_dtypes
@@ -63,12 +67,26 @@ def errors(kind: str, shape: tuple[int, ...], name: str) -> dict[str, tuple[floa
     }
 
 
-@pytest.mark.parametrize("name", DTYPES)
-def test_on_average_no_result_errs_more_than_that_of_torch(name):
-    ratios: dict[str, list[float]] = {}
+def mean_ratios(name: str) -> dict[str, float]:
+    """Our error over torch's: the geometric mean over all cases, by result."""
+    logs: dict[str, list[float]] = {}
     for kind in KINDS:
         for shape in SHAPES:
             for result, (ours, theirs) in errors(kind, shape, name).items():
-                ratios.setdefault(result, []).append(np.log(ours / theirs))
-    means = {result: float(np.exp(np.mean(logs))) for result, logs in ratios.items()}
+                logs.setdefault(result, []).append(np.log(ours / theirs))
+    return {result: float(np.exp(np.mean(x))) for result, x in logs.items()}
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_on_average_no_result_errs_more_than_that_of_torch(name):
+    # In a process of its own, without AMX: some virtual machines announce it and cannot run it.
+    env = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}
+    command = [sys.executable, __file__, name]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)  # noqa: S603
+    means = json.loads(done.stdout)
+    assert set(means) == {"out", "dq", "dk", "dv"}
     assert max(means.values()) <= 1.0, means
+
+
+if __name__ == "__main__":
+    print(json.dumps(mean_ratios(sys.argv[1])))
