@@ -117,10 +117,11 @@ __attribute__((noinline)) void softmax(const Scores<T> scores, T* s, long k0, Sp
     }
 }
 
-// lse, and what a backward pass rebuilds the weights from, of up to a vector of rows, from `at` on in arrays (B, Hq, T). A
-// row that saw no key has top = inverse = 0.
+// lse, and what a backward pass rebuilds the weights from, of a vector of rows, or as many of them as are left, from `at` on
+// in arrays (B, Hq, T). A row that saw no key has top = inverse = 0.
 template <class T>
-inline void write_statistics(const Problem& p, const ForwardResult& r, std::int64_t at, int count, Vec<T> top, Vec<T> sum) {
+inline void write_statistics(const Problem& p, const ForwardResult& r, std::int64_t at, int left, Vec<T> top, Vec<T> sum) {
+    const int count = std::min(left, lanes<T>);
     const auto write = [&](void* to, Vec<T> x) {
         if (to) store_some<T>(static_cast<T*>(to) + at, x, count);
     };
