@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from numbers import Integral
@@ -126,7 +126,7 @@ class Operands(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """One array per differentiable input: None for an input that was not given, else of its shape and dtype.
+    """One array per differentiable input, of its shape and dtype: None for one that was not given or is not wanted.
 
     >>> import numpy as np
     >>> from attngrad import vjp
@@ -476,7 +476,7 @@ def bind_wrt(function: str, x: Operands, wrt: object) -> tuple[str, ...]:
     if wrt is None:
         return Gradients._fields
     names = (wrt,) if isinstance(wrt, str) else wrt
-    if not isinstance(names, Collection) or not names:
+    if not isinstance(names, (tuple, list, set, frozenset)) or not names:
         fail(TypeError, function, "wrt", "be a name, or several in a tuple", repr(wrt), "None means all.")
     for name in names:
         check_wrt(function, x, name)
