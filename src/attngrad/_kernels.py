@@ -247,11 +247,11 @@ def _rows(x: Array) -> Array:
     """``x`` (..., H, T, D) with four axes and features contiguous; a copy only where the strides leave no other way."""
     if x.ndim != 4:
         x = x.reshape(math.prod(x.shape[:-3]), *x.shape[-3:]) if x.ndim > 2 else x[None, None]
-    size = x.itemsize
-    if x.flags.c_contiguous and x.flags.aligned:
+    flags = x.flags
+    if flags.c_contiguous and flags.aligned:
         return x
-    strides = x.strides
-    if (strides[3] != size and x.shape[3] > 1) or any(s % size for s in strides) or not x.flags.aligned:
+    size, strides = x.itemsize, x.strides
+    if (strides[3] != size and x.shape[3] > 1) or any(s % size for s in strides) or not flags.aligned:
         return _contiguous(x)
     return x
 

@@ -159,8 +159,8 @@ _MANY = 2**31
 
 
 @lru_cache(maxsize=256)
-def _default_options(features: int) -> Options:
-    return Options(1.0 / math.sqrt(max(features, 1)))
+def _default_options(features: int, causal: bool = False) -> Options:
+    return Options(1.0 / math.sqrt(max(features, 1)), causal=causal)
 
 
 # --- q, k, v --------------------------------------------------------------------------------------------------------
@@ -346,6 +346,8 @@ def bind(
     offset: Array | int = int(k.shape[-2]) - int(q.shape[-2])
     if not options:
         return Operands(q, k, v, offset=offset), default, False
+    if len(options) == 1 and type(causal := options.get("causal")) is bool:  # so common that it should cost as little
+        return Operands(q, k, v, offset=offset), _default_options(int(q.shape[-1]), causal), False
 
     reject_unknown(function, options)
     get = options.get
