@@ -80,8 +80,12 @@ def test_a_row_that_sees_only_its_sink_has_the_sink_as_its_lse():
 
 
 @pytest.mark.parametrize("module", [attngrad, attngrad.reference], ids=["kernels", "reference"])
-def test_a_pullback_gives_the_gradients_that_are_wanted(module):
-    c = make(("bias", "sinks"))
+@pytest.mark.parametrize("dtype", [np.float64, np.float16])
+@pytest.mark.parametrize(
+    "size", [(3, 5, 2, 3), (10, 12, 16, 32), (131, 203, 9, 20)], ids=["odd", "short", "across tiles"]
+)
+def test_a_pullback_gives_the_gradients_that_are_wanted(module, dtype, size):
+    c = make(("bias", "sinks", "causal"), Shape((2,), 2, 1, *size)).cast(dtype)
     pullback = module.vjp(*c.qkv, **c.options)[1]
     every = pullback(c.dout)
     for wrt in ("q", "k", "v", "bias", "sinks", ("q", "k", "v"), ["k", "bias"], {"v", "sinks"}):

@@ -69,7 +69,7 @@ def vjp(q: NDArray, k: NDArray, v: NDArray, **options: Unpack[OptionArguments]) 
 
     The pullback gives the gradients of <dout, out> + <dlse, lse> as ``Gradients(q, k, v, bias, sinks)``. It may be
     called more than once; dout may be None where dlse is given. ``wrt`` names the inputs whose gradients are wanted,
-    one or several; the others are None and cost nothing. With a constant bias, ``wrt=("q", "k", "v")`` saves its n x n
+    one or several; the others are None and not computed. With a constant bias, ``wrt=("q", "k", "v")`` saves its n x n
     gradient. The pullback reads the arrays that were given (q, k, v and those among the options) again: do not write
     to them in between. Writing to out is harmless.
 

@@ -159,8 +159,8 @@ _MANY = 2**31
 
 
 @lru_cache(maxsize=256)
-def _default_options(features: int, causal: bool = False) -> Options:
-    return Options(1.0 / math.sqrt(max(features, 1)), causal=causal)
+def _default_options(features: int) -> Options:
+    return Options(1.0 / math.sqrt(max(features, 1)))
 
 
 # --- q, k, v --------------------------------------------------------------------------------------------------------
@@ -346,8 +346,6 @@ def bind(
     offset: Array | int = int(k.shape[-2]) - int(q.shape[-2])
     if not options:
         return Operands(q, k, v, offset=offset), default, False
-    if len(options) == 1 and type(causal := options.get("causal")) is bool:  # so common that it should cost as little
-        return Operands(q, k, v, offset=offset), _default_options(int(q.shape[-1]), causal), False
 
     reject_unknown(function, options)
     get = options.get
@@ -355,7 +353,9 @@ def bind(
     scale, softcap = get("scale"), get("softcap")
     if softcap is not None and (softcap := check_real(function, "softcap", softcap)) <= 0.0:
         fail(ValueError, function, "softcap", "be positive", softcap, "None means no cap.")
-    dropout, seed = check_dropout(function, get("dropout", 0.0), get("seed"))
+    dropout, seed = default.dropout, default.seed
+    if "dropout" in options or "seed" in options:
+        dropout, seed = check_dropout(function, get("dropout", 0.0), get("seed"))
     bound = Options(
         scale=default.scale if scale is None else check_real(function, "scale", scale),
         causal=check_flag(function, "causal", get("causal", False)),
@@ -365,8 +365,9 @@ def bind(
         seed=seed,
     )
     mask, bias, sinks, segments, start = get("mask"), get("bias"), get("sinks"), get("segments"), get("offset")
-    if kernels:
+    if kernels and (scale is not None or softcap is not None):
         check_magnitudes(function, bound.scale, softcap, q.dtype)
+    if kernels and not (mask is bias is sinks is segments is start is None):
         require_numpy(function, mask=mask, bias=bias, sinks=sinks)
         mask, bias, sinks = plain(mask), plain(bias), plain(sinks)
         if isinstance(segments, (tuple, list)) and len(segments) == 2:
