@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import ml_dtypes
@@ -453,6 +455,30 @@ def test_passes_out_of_order_are_an_error_on_every_rank(pool):
     for kind, message in pool.errors(2, out_of_order):
         assert kind is RuntimeError
         assert "pass must be the same on every rank; got forward on rank 1, but backward on rank 0" in message
+
+
+def group_outlives_its_end(group, rank):
+    """Whether anything but the caller held a group of its own, after passes in both directions."""
+    from torch import distributed as dist
+
+    from attngrad.distributed import ring_attention
+
+    own = dist.new_group()
+    gc.disable()
+    try:
+        x = torch.ones(1, 3, 4, requires_grad=True)
+        ring_attention(x, x, x, group=own).sum().backward()
+        dist.destroy_process_group(own)
+        held = weakref.ref(own)
+        del own
+        return held() is not None
+    finally:
+        gc.enable()
+
+
+def test_a_group_ends_when_it_is_destroyed(pool):
+    """Its threads would run on, and abort the process if it ends while they touch a tensor."""
+    assert pool.run(4, group_outlives_its_end) == [False] * 4
 
 
 def test_without_a_process_group_the_error_says_so():

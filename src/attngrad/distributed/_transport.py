@@ -92,7 +92,7 @@ class Ring:
         self.grace = min(timeout / 4, 5.0)  # left for finding out whom to blame
         self._flight: list[tuple[Any, list[int]]] = []
         self._kept: list[Any] = []
-        self._notes = _Notes(self)
+        self._notes = _Notes(group, self.rank, self.number, timeout, self.grace)
         if self.state.broken is not None:
             text, rank, step = self.state.broken
             raise RingError(f"{function}: this group is broken. Make a new one. What broke it: {text}", rank, step)
@@ -218,41 +218,48 @@ class Ring:
 class _Notes:
     """The notes of a rank in the store of the group: whom it waits for, and why it gave up.
 
-    The store may stall or be gone, with the rank that keeps it: so nobody waits for it without a limit.
+    The store may stall or be gone, with the rank that keeps it: so nobody waits for it without a limit. The ring is not
+    known here: in a circle of references its group would outlive it until the next garbage collection, and threads of a
+    group that is alive when the interpreter ends can abort the process.
     """
 
-    def __init__(self, ring: Ring) -> None:
-        self._ring = ring
+    def __init__(self, group: Any, rank: int, number: int, timeout: float, grace: float) -> None:
+        self._group, self._rank, self._number, self._timeout, self._grace = group, rank, number, timeout, grace
         self._peer: int | None = None
         self._since = 0.0
         self._gone = False  # the store
         self._found: tuple[int, str] | None = None  # who is to blame, and for what
-        self._over: threading.Event | None = None  # of the watch, where one is on
+        self._watcher: tuple[threading.Thread, threading.Event] | None = None  # and what ends it
 
     def waiting_for(self, peer: int) -> None:
         if self._peer is None:
             self._since = time.monotonic()
         self._peer = peer
-        if self._over is None:
-            self._over = threading.Event()
-            threading.Thread(target=self._watch, args=(self._over,), name="attngrad-ring", daemon=True).start()
+        if self._watcher is None:
+            over = threading.Event()
+            thread = threading.Thread(target=self._watch, args=(over,), name="attngrad-ring", daemon=True)
+            thread.start()
+            self._watcher = thread, over
 
     def done_waiting(self) -> None:
         self._peer = None
 
     def stop(self) -> None:
-        if self._over is not None:
-            self._over.set()
-            self._over = None
+        """End the watch; unless the store does not answer, it holds nothing any more."""
+        if self._watcher is not None:
+            thread, over = self._watcher
+            over.set()
+            thread.join(0.1 * self._grace)
+            self._watcher = None
 
     def _watch(self, over: threading.Event) -> None:
         """Of a wait that takes long, leave a note and renew it, until it is over."""
-        beat, left, interval = 0, False, self._ring.grace / 6
+        beat, left, interval = 0, False, self._grace / 6
         while not over.wait(interval) or left:
             peer = self._peer
-            if peer is not None and not over.is_set() and time.monotonic() - self._since > self._ring.grace:
+            if peer is not None and not over.is_set() and time.monotonic() - self._since > self._grace:
                 beat += 1
-                left = self._set("waits", {"peer": peer, "late": True, "beat": [self._ring.number, beat]})
+                left = self._set("waits", {"peer": peer, "late": True, "beat": [self._number, beat]})
             elif left:
                 left = not self._set("waits", {})
                 if over.is_set():
@@ -261,12 +268,12 @@ class _Notes:
     def leave(self, note: dict[str, Any]) -> None:
         """For good: this rank gives up. Others may look for the note as soon as its connections close."""
         self.stop()
-        _within(0.1 * self._ring.grace, self._set, "fails", note)
+        _within(0.1 * self._grace, self._set, "fails", note)
 
     def blame(self, peers: list[int], late: bool) -> tuple[int, str]:
         """The rank that the notes lead to from ``peers``, and what it has done; all within the grace."""
         self._found = None
-        grace = self._ring.grace
+        grace = self._grace
         _within(0.8 * grace, self._blame, peers, late, time.monotonic() + 0.5 * grace)
         culprit, reason = self._found or (peers[0], self._reason(late))
         if self._found is None or self._gone:
@@ -274,7 +281,7 @@ class _Notes:
         return culprit, reason
 
     def _reason(self, late: bool) -> str:
-        return f"has not answered for {self._ring.timeout:g} s" if late else "is gone: its connection is closed"
+        return f"has not answered for {self._timeout:g} s" if late else "is gone: its connection is closed"
 
     def _blame(self, peers: list[int], late: bool, end: float) -> None:
         first: dict[int, Any] = {}
@@ -295,7 +302,7 @@ class _Notes:
         ``first``. Nothing is said where all are renewed.
         """
         seen: list[int] = []
-        while rank not in (self._ring.rank, *seen):
+        while rank not in (self._rank, *seen):
             seen.append(rank)
             fails = self._get("fails", rank)
             note = fails or self._get("waits", rank)
@@ -313,7 +320,7 @@ class _Notes:
 
     def _set(self, kind: str, note: dict[str, Any]) -> bool:
         try:
-            self._store().set(self._key(kind, self._ring.rank), json.dumps(note))
+            self._store().set(self._key(kind, self._rank), json.dumps(note))
         except (RuntimeError, AttributeError):
             self._gone = True
             return False
@@ -329,7 +336,7 @@ class _Notes:
             return {}
 
     def _store(self) -> Any:
-        return dist.distributed_c10d._get_process_group_store(self._ring.group)  # no public function gives it
+        return dist.distributed_c10d._get_process_group_store(self._group)  # no public function gives it
 
 
 def _within(seconds: float, function: Any, *args: Any) -> None:
