@@ -9,10 +9,11 @@
 
 namespace attngrad::ATTNGRAD_ISA {
 
-// Omega of NV vectors: from scores and dp, in place, to p o M (in s) and dz (in dp). `ds` receives Omega where wanted.
-template <class T, int NV>
+// Omega of NV vectors: from scores (times `factor` where `scaled`) and dp, in place, to p o M (in s) and dz (in dp). `ds`
+// receives Omega where wanted.
+template <class T, int NV, bool scaled = false>
 __attribute__((noinline)) void omega(const Scores<T> scores, T* s, T* dp, T* ds, long k0, Span keys, Span inner, int lane,
-                                     const T* top, const T* inverse, const T* delta) {
+                                     const T* top, const T* inverse, const T* delta, T factor) {
     constexpr int W = lanes<T>;
     Vec<T> m[NV], r[NV], d[NV];
     for (int v = 0; v < NV; ++v) {
@@ -25,6 +26,7 @@ __attribute__((noinline)) void omega(const Scores<T> scores, T* s, T* dp, T* ds,
         for (int v = 0; v < NV; ++v) {
             const int n = v * W;
             Vec<T> x = load<T>(s + at + n);
+            if constexpr (scaled) x = scores.scaled(x, factor);
             Cap<T> cap;
             Int<T> sees = ~Int<T>{};
             if constexpr (path == Path::biased) x = scores.add_bias(x, k, lane + n);
@@ -132,7 +134,7 @@ public:
                 v_.template dots<ToZero>(vectors, span, x.dot + at, dt_ + row);  // (R2)
                 auto* fill = vectors == 3 ? omega<T, 3> : vectors == 2 ? omega<T, 2> : omega<T, 1>;
                 fill(scores_, st_ + at, dt_ + at, ds ? ds + at : nullptr, k0, span, panel.inner, at, x.top + at,
-                     x.inverse + at, x.delta + at);
+                     x.inverse + at, x.delta + at, T{1});
                 const int count = std::min(vectors * lanes<T>, x.q.count - at);
                 if (!g_.dq) return;
                 if (x.in_place) {

@@ -142,6 +142,14 @@ public:
         summed_ = true;
     }
 
+    // Where to add to the tile, rows of whole vectors; null where there is no result.
+    T* sums() {
+        if (!result_) return nullptr;
+        if (!summed_) std::memset(tile_, 0, sizeof(T) * keys<T> * columns_);
+        summed_ = true;
+        return tile_;
+    }
+
     // The tile to the result: the first chunk writes (zeros where it saw nothing), the others add.
     void write(bool first) {
         if (!result_) return;

@@ -100,7 +100,7 @@ private:
         dot_products<T>(q_rows_, padded<T>(p_.D), q_.count, k_.rows(), k_.stride(), n, p_.D, st_);
         for (long i = 0; i < n; ++i)
             for (int lane = q_.count; lane < q_.width; ++lane) st_[i * block<T> + lane] = 0;
-        softmax<T, 1>(scores_, st_, k0, Span{k0, k1}, q_.all.inner, 0, top_, sum_, factor_);
+        softmax<T, 1>(scores_, st_, k0, Span{k0, k1}, q_.all.inner, 0, top_, sum_, factor_, T{1});
         v_.template combine<ToScaledC>(q_.count, Span{k0, k1}, st_, out, factor_);
     }
 

@@ -73,10 +73,11 @@ ATTNGRAD_INLINE void each_key(Span keys, Span inner, Paths paths, F f) {
     for (int n = 0; n < 3; ++n) all(n == 1 ? paths.inner : paths.outer, parts[n].a, parts[n].b);
 }
 
-// The online softmax of NV vectors: turns scores into weights in place, and moves the running maximum and sum.
-template <class T, int NV>
+// The online softmax of NV vectors: turns scores, times `factor` where `scaled`, into weights in place, and moves the running
+// maximum and sum.
+template <class T, int NV, bool scaled = false>
 __attribute__((noinline)) void softmax(const Scores<T> scores, T* s, long k0, Span keys, Span inner, int lane, T* top,
-                                       T* sum, T* rescale) {
+                                       T* sum, T* rescale, T factor) {
     constexpr int W = lanes<T>;
     const Vec<T> minus_inf = broadcast<T>(-std::numeric_limits<T>::infinity());
     Vec<T> m[NV], total[NV], part[NV] = {};
@@ -85,10 +86,11 @@ __attribute__((noinline)) void softmax(const Scores<T> scores, T* s, long k0, Sp
         T* row = s + (k - k0) * block<T>;
         for (int v = 0; v < NV; ++v) {
             Vec<T> x = load<T>(row + v * W);
+            if constexpr (scaled) x = scores.scaled(x, factor);
             if constexpr (path == Path::hidden) x = scores.hide(x, k, lane + v * W);
             if constexpr (path == Path::biased) x = scores.add_bias(x, k, lane + v * W);
             if constexpr (path == Path::general) x = scores.template apply<0>(x, k, lane + v * W);
-            if constexpr (path != Path::clear) store<T>(row + v * W, x);
+            if constexpr (scaled || path != Path::clear) store<T>(row + v * W, x);
             m[v] = vmax(x, m[v]);
         }
     });
@@ -96,9 +98,9 @@ __attribute__((noinline)) void softmax(const Scores<T> scores, T* s, long k0, Sp
         const Vec<T> old = load<T>(top + v * W);
         store<T>(top + v * W, m[v]);
         m[v] = m[v] == minus_inf ? Vec<T>{} : m[v];  // nothing seen yet: exp2(-inf - 0) is 0
-        const Vec<T> factor = exp2<T>(scores.exponent(old - m[v]));
-        store<T>(rescale + v * W, factor);
-        total[v] = load<T>(sum + v * W) * factor;
+        const Vec<T> shrink = exp2<T>(scores.exponent(old - m[v]));
+        store<T>(rescale + v * W, shrink);
+        total[v] = load<T>(sum + v * W) * shrink;
     }
     each_key(keys, inner, scores.paths(true), [&]<Path path>(long k) ATTNGRAD_LAMBDA {
         T* row = s + (k - k0) * block<T>;
@@ -215,7 +217,7 @@ private:
                 k_.template dots<ToZero>(vectors, span, qt_ + at, st_ + (span.a - k0) * block<T> + at);
             });
             const auto weights = [&](auto* softmax, int at, Span span) {
-                softmax(scores_, st_ + at, k0, span, panel.inner, at, top_ + at, sum_ + at, factor_ + at);
+                softmax(scores_, st_ + at, k0, span, panel.inner, at, top_ + at, sum_ + at, factor_ + at, T{1});
             };
             if (panel.whole) {
                 weights(panel.vectors == 3   ? softmax<T, 3>

@@ -205,7 +205,7 @@ private:
             return with(scores_, st_, dt_, k0, span, panel.inner, at, online_);
         }
         auto* without = vectors == 3 ? softmax<T, 3> : vectors == 2 ? softmax<T, 2> : softmax<T, 1>;
-        without(scores_, st_ + at, k0, span, panel.inner, at, online_.top + at, online_.sum + at, online_.factor + at);
+        without(scores_, st_ + at, k0, span, panel.inner, at, online_.top + at, online_.sum + at, online_.factor + at, T{1});
     }
 
     // The sums of one query follow its new maximum and shift.

@@ -207,6 +207,9 @@ public:
         return {masked_ || mixed_ ? outer : inner, outer};
     }
 
+    // Products of q as it is, times query_factor(). Every pass must round them alike: see tangent().
+    static ATTNGRAD_INLINE Vec<T> scaled(Vec<T> x, T factor) { return x * factor + Vec<T>{}; }
+
     ATTNGRAD_INLINE Vec<T> hide(Vec<T> x, long k, int lane) const {
         return sees(k, lane) ? x : broadcast<T>(-std::numeric_limits<T>::infinity());
     }

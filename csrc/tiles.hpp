@@ -9,6 +9,10 @@
 #include "problem.hpp"
 #include "storage.hpp"
 
+#ifndef ATTNGRAD_KEYS
+#define ATTNGRAD_KEYS 96  // of a tile, in float32
+#endif
+
 namespace attngrad::ATTNGRAD_ISA {
 
 // Queries stand in the SIMD lanes. A panel is as many queries as one register tile is wide, a block several panels.
@@ -17,7 +21,7 @@ constexpr int panel = 3 * lanes<T>;
 template <class T>
 constexpr int block = sizeof(T) == 4 ? 96 : 48;
 template <class T>
-constexpr int keys = sizeof(T) == 4 ? 96 : 64;
+constexpr int keys = sizeof(T) == 4 ? ATTNGRAD_KEYS : 64;
 template <class T>
 constexpr int strip = (registers == 32 ? 4 : 3) * lanes<T>;  // columns of a register tile over features
 

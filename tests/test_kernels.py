@@ -23,8 +23,9 @@ ACROSS_TILES = Shape((1,), 2, 1, 131, 203, 9, 20)
 SHARED_BIAS = ("causal", "bias of a head", "dropout", "sinks")
 
 
-@pytest.fixture(params=_native.isa_names())
+@pytest.fixture(params=[name for name in _native.isa_names() if name not in ("amx", "amx-always", "avx2-tiles")])
 def isa(request):
+    """Sets with kernels of their own; those on matrix tiles have test_matrix_tiles.py."""
     before = _native.isa()
     _native.set_isa(request.param)
     yield request.param
