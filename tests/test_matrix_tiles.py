@@ -38,6 +38,14 @@ def tiled(request):
     _native.set_isa(before)
 
 
+@pytest.fixture
+def one_thread():
+    before = attngrad.get_num_threads()
+    attngrad.set_num_threads(1)
+    yield
+    attngrad.set_num_threads(before)
+
+
 def differences(c: Case, tiled: str) -> dict[str, float]:
     """Of every result: how far the two are apart, RMS, in units of eps and of the RMS result."""
     results = []
@@ -97,17 +105,39 @@ def test_gradients_that_are_not_wanted_are_not_computed(tiled, dtype):
         assert np.array_equal(one[name], all_of_them[name])
 
 
-def test_infinite_numbers_spoil_no_other_query(tiled):
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+@pytest.mark.parametrize("names", [("causal",), ("window",)], ids=label)
+def test_several_blocks_of_queries_at_once(tiled, names, dtype, one_thread):
+    assert_alike(make(names, Shape((1,), 1, 1, 900, 900, 16, 16)).cast(dtype), tiled)
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_an_infinity_stays_in_its_row_or_column(tiled, dtype):
     """Half is two parts; the lower one of an infinity is zero, not NaN."""
     _native.set_isa(tiled)
-    for dtype in DTYPES.values():
-        c = make((), Shape((1,), 1, 1, 40, 50, 8, 8)).cast(dtype)
-        expected = attngrad.attention(*c.qkv)
-        c.q[0, 0, 3, 2] = np.inf
-        found = attngrad.attention(*c.qkv)
-        others = np.arange(40) != 3
-        assert np.array_equal(found[0, 0, others], expected[0, 0, others])
-        assert not np.isfinite(found[0, 0, 3]).all()
+    c = make((), Shape((1,), 1, 1, 40, 50, 8, 8)).cast(dtype)
+    expected = attngrad.attention(*c.qkv)
+    c.q[0, 0, 3, 2] = np.inf
+    c.v[0, 0, 7, 5] = np.inf
+    found = attngrad.attention(*c.qkv)
+    others = np.ix_(np.arange(40) != 3, np.arange(8) != 5)
+    assert np.array_equal(found[0, 0][others], expected[0, 0][others])
+    assert not np.isfinite(found[0, 0, 3]).any()
+    assert (found[0, 0, np.arange(40) != 3, 5] == np.inf).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_what_a_query_that_sees_nothing_holds_is_harmless(tiled, dtype):
+    _native.set_isa(tiled)
+    c = make((), Shape((1,), 2, 1, 40, 50, 8, 8)).cast(dtype)
+    c.options |= {"causal": True, "offset": -5}
+    expected = attngrad.vjp(*c.qkv, **c.options)[1](c.dout, c.dlse)
+    c.q[..., :5, :] = np.nan
+    c.dout[..., :5, :] = np.nan
+    out, pullback = attngrad.vjp(*c.qkv, **c.options)
+    assert not out[..., :5, :].any()
+    for found, x in zip(pullback(c.dout, c.dlse), expected, strict=True):
+        assert (found is None and x is None) or np.array_equal(found, x)
 
 
 def test_a_long_head_takes_the_tiles_by_itself():
