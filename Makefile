@@ -51,7 +51,8 @@ sanitize-address: .venv/.installed-test
 	$(install-sanitized)
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
 	  UBSAN_OPTIONS=print_stacktrace=1 $(SANITIZED)/bin/python -m pytest -n auto -p no:cacheprovider \
-	  tests/test_kernels.py tests/test_attention.py tests/test_tangents.py tests/test_philox.py -k "not linear_memory"
+	  tests/test_kernels.py tests/test_matrix_tiles.py tests/test_attention.py tests/test_tangents.py tests/test_philox.py \
+	  -k "not linear_memory"
 
 # First the pool without Python, then the tests of threads in one process. What is reported ends it with exit status 66.
 # OpenBLAS, which the reference multiplies by, is not instrumented: its own threads would be reported.
