@@ -13,9 +13,7 @@ extern const Kernels ATTNGRAD_BASE;
 namespace attngrad::ATTNGRAD_ISA {
 
 // Whether the tiles are worth their packing: short heads are faster without.
-inline bool are_long(const Problem& p) {
-    return p.S * (p.banded() ? 1 : 2) >= (p.type == Type::bf16 ? 256 : 384);
-}
+inline bool are_long(const Problem& p) { return p.S >= (p.type == Type::bf16 ? 128 : 256) * (p.banded() ? 2 : 1); }
 
 template <bool always>
 inline void run_forward(const Problem& p, const ForwardResult& r, Team& team) {

@@ -352,6 +352,7 @@ def test_ctrl_c_interrupts_long_calls():
     """Each call would take many seconds; the script's own time limit is what a hang would meet."""
     code = """
         import os, signal, threading, numpy as np, attngrad
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background of a shell ignore it
         q = np.zeros((1, 16, 30000, 64), np.float32)
         _, pullback = attngrad.vjp(q, q, q, window=(0, 0))
         calls = {
