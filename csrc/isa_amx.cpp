@@ -6,6 +6,6 @@
 
 namespace attngrad {
 extern const Kernels amx_kernels, amx_always_kernels;
-const Kernels amx_kernels = amx::with_tiles<false>("amx");
-const Kernels amx_always_kernels = amx::with_tiles<true>("amx-always");
+constinit const Kernels amx_kernels = amx::with_tiles<false>("amx");
+constinit const Kernels amx_always_kernels = amx::with_tiles<true>("amx-always");
 }  // namespace attngrad

@@ -5,5 +5,5 @@
 
 namespace attngrad {
 extern const Kernels avx2_kernels;
-const Kernels avx2_kernels = avx2::kernels;
+constinit const Kernels avx2_kernels = avx2::kernels;
 }  // namespace attngrad

@@ -5,5 +5,5 @@
 
 namespace attngrad {
 extern const Kernels avx512_kernels;
-const Kernels avx512_kernels = avx512::kernels;
+constinit const Kernels avx512_kernels = avx512::kernels;
 }  // namespace attngrad

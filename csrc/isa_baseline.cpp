@@ -5,5 +5,5 @@
 
 namespace attngrad {
 extern const Kernels baseline_kernels;
-const Kernels baseline_kernels = baseline::kernels;
+constinit const Kernels baseline_kernels = baseline::kernels;
 }  // namespace attngrad

@@ -5,5 +5,5 @@
 
 namespace attngrad {
 extern const Kernels narrow_kernels;
-const Kernels narrow_kernels = narrow::kernels;
+constinit const Kernels narrow_kernels = narrow::kernels;
 }  // namespace attngrad

@@ -6,5 +6,5 @@
 
 namespace attngrad {
 extern const Kernels tiles_kernels;
-const Kernels tiles_kernels = tiles::with_tiles<true>("avx2-tiles");
+constinit const Kernels tiles_kernels = tiles::with_tiles<true>("avx2-tiles");
 }  // namespace attngrad

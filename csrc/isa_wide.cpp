@@ -5,5 +5,5 @@
 
 namespace attngrad {
 extern const Kernels wide_kernels;
-const Kernels wide_kernels = wide::kernels;
+constinit const Kernels wide_kernels = wide::kernels;
 }  // namespace attngrad

@@ -66,9 +66,12 @@ constexpr int parts_of = std::is_same_v<S, BFloat16> ? 1 : 2;
 
 // --- two float32 numbers in one word of two parts ------------------------------------------------------------------------
 
-// The upper halves of a and b, side by side; and what they leave.
+// The upper halves of a and b, side by side; and what they leave, such that its upper half is nearest to it. Cut off, weights
+// would all be too small: where values have a mean, so is out, and delta with it, from which small differences are taken.
 ATTNGRAD_INLINE Words side_by_side(Words a, Words b) { return (a >> 16u) | (b & 0xffff0000u); }
-ATTNGRAD_INLINE Vec<float> rest_of(Vec<float> x) { return x - floats_of(words_of(x) & 0xffff0000u); }
+ATTNGRAD_INLINE Vec<float> rest_of(Vec<float> x) {
+    return floats_of(words_of(x - floats_of(words_of(x) & 0xffff0000u)) + 0x8000u);
+}
 
 // --- rows of user memory -------------------------------------------------------------------------------------------------
 
@@ -167,7 +170,7 @@ public:
 };
 
 // MI x NI tiles of C: tiles 0 to 3 of the registers; A has 4 and 5, B 6 and 7.
-template <int MI, int NI, bool add>
+template <int MI, int NI, bool add, bool all>
 inline void tile_product(long depth, const Parts& a, const Parts& b, float* c, long c_stride) {
     const long cs = c_stride * 4, as = a.stride * 2, bs = b.stride * 2;
     float* lower = c + 16 * c_stride;
@@ -189,7 +192,7 @@ inline void tile_product(long depth, const Parts& a, const Parts& b, float* c, l
             _tile_loadd(6, pb, bs);
             if constexpr (NI == 2) _tile_loadd(7, pb + 32, bs);
             for (int i = 0; i < a.count; ++i) {
-                if (add && i + j == 2) continue;
+                if (!all && i + j == 2) continue;
                 if (j == 0 || a.count > 1) {  // else it is there
                     const Number16* pa = a.part[i] + k;
                     _tile_loadd(4, pa, as);
@@ -214,7 +217,7 @@ inline void tile_product(long depth, const Parts& a, const Parts& b, float* c, l
 struct TileRegisters {
     TileRegisters() {}
 };
-template <int MI, int NI, bool add>
+template <int MI, int NI, bool add, bool all>
 inline void tile_product(long depth, const Parts& a, const Parts& b, float* c, long c_stride) {
     for (int m = 0; m < 16 * MI; ++m)
         for (int n = 0; n < 16 * NI; n += 16) {
@@ -222,7 +225,7 @@ inline void tile_product(long depth, const Parts& a, const Parts& b, float* c, l
             for (long k = 0; k < depth; k += 2)
                 for (int j = 0; j < b.count; ++j)
                     for (int i = 0; i < a.count; ++i) {
-                        if (add && i + j == 2) continue;
+                        if (!all && i + j == 2) continue;
                         const Number16* x = a.part[i] + m * a.stride + k;
                         const Words pair = load_words(b.part[j] + k / 2 * b.stride + 2 * n);
                         sum += bits_to_float(std::uint32_t{x[0]} << 16) * floats_of(pair << 16u);
@@ -234,8 +237,8 @@ inline void tile_product(long depth, const Parts& a, const Parts& b, float* c, l
 
 #endif
 
-// C (rows x columns, multiples of 16) = A B; or C += A B, without the products of the lower parts: weights have lost as much.
-template <bool add>
+// C (rows x columns, multiples of 16) = A B or C += A B; without the product of the lower parts unless `all` are wanted.
+template <bool add, bool all>
 inline void multiply(long rows, long columns, long depth, const Parts& a, const Parts& b, float* c, long c_stride) {
     for (long n = 0; n < columns; n += 32)
         for (long m = 0; m < rows; m += 32) {
@@ -243,13 +246,13 @@ inline void multiply(long rows, long columns, long depth, const Parts& a, const 
             float* to = c + m * c_stride + n;
             const bool two_rows = m + 16 < rows, two_columns = n + 16 < columns;
             if (two_rows && two_columns) {
-                tile_product<2, 2, add>(depth, x, y, to, c_stride);
+                tile_product<2, 2, add, all>(depth, x, y, to, c_stride);
             } else if (two_rows) {
-                tile_product<2, 1, add>(depth, x, y, to, c_stride);
+                tile_product<2, 1, add, all>(depth, x, y, to, c_stride);
             } else if (two_columns) {
-                tile_product<1, 2, add>(depth, x, y, to, c_stride);
+                tile_product<1, 2, add, all>(depth, x, y, to, c_stride);
             } else {
-                tile_product<1, 1, add>(depth, x, y, to, c_stride);
+                tile_product<1, 1, add, all>(depth, x, y, to, c_stride);
             }
         }
 }
@@ -306,7 +309,7 @@ struct Group {
 // Scores, transposed like everywhere: out[key][lane] = row[key] . column[lane], for the keys that the group sees.
 inline void tile_dots(const Group& g, const Parts& rows, const Parts& columns, long depth, long k0, float* out) {
     const long a = (g.seen.a - k0) / 16 * 16, b = up(g.seen.b - k0, 16);
-    multiply<false>(b - a, g.width, depth, rows.at(a, 0), columns.at(0, 2 * g.lane), out + a * Q, Q);
+    multiply<false, true>(b - a, g.width, depth, rows.at(a, 0), columns.at(0, 2 * g.lane), out + a * Q, Q);
 }
 
 // Zeros where a vector of queries sees no key, up to a whole number of tiles of the depth.
@@ -318,8 +321,8 @@ inline void clear_unseen(const Block<float>& q, int lane, int end, long k0, long
     }
 }
 
-// Weights [key][lane] of n keys and at most 32 lanes, in two parts: as B of a product whose depth is the keys (`pairs`); as A of
-// one whose depth is the lanes (`rows`), where lanes j and j + 16 are a pair.
+// Weights [key][lane] of n keys and at most 32 lanes, in two parts: as B of a product whose depth is the keys (`pairs`); as A
+// of one whose depth is the lanes (`rows`), where lanes j and j + 16 are a pair.
 template <bool to_pairs, bool to_rows>
 inline void pack_weights(int width, const float* tile, long n, const Parts& pairs, const Parts& rows) {
     const bool both = width > W;

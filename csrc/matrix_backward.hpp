@@ -108,11 +108,12 @@ public:
             }
             const auto add_to = [&](float* sums, const Parts& weights, const Parts& queries, long columns) {
                 if (!sums) return;
-                multiply<true>(up(b - a, 16), columns, up(x.q.width, 32), weights, queries, sums + at * columns, columns);
+                multiply<true, false>(up(b - a, 16), columns, up(x.q.width, 32), weights, queries, sums + at * columns,
+                                      columns);
             };
             add_to(dv, p_rows_, x.dout_rows, E);  // (R1)
             add_to(dk, dz_rows_, x.q_rows, D);    // (R9)
-            if (g_.dq) multiply<true>(D, x.q.width, R, keys_.at(0, at), dz_pairs_, x.dq, Q);  // (R8)
+            if (g_.dq) multiply<true, false>(D, x.q.width, R, keys_.at(0, at), dz_pairs_, x.dq, Q);  // (R8)
         }
     }
 

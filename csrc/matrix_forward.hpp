@@ -106,7 +106,7 @@ private:
             clear_unseen(x.q, lane, lane + g.width, k0, k1, st_ - lane);
             pack_weights<true, false>(g.width, st_, k1 - k0, weights_, {});
             rescale(x, g);
-            multiply<true>(up(p_.E, W), g.width, up(k1 - k0, 32), values_, weights_, x.sums + lane, Q);
+            multiply<true, true>(up(p_.E, W), g.width, up(k1 - k0, 32), values_, weights_, x.sums + lane, Q);
         }
     }
 

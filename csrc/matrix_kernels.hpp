@@ -32,14 +32,33 @@ inline void run_backward(const Problem& p, const BackwardProblem& g, Team& team)
     ATTNGRAD_BASE.backward(p, g, team);
 }
 
-// `always`: at any length, for tests to reach all that the tiles do.
+inline void run_forward_tangent(const Problem& p, const Tangents& t, const ForwardTangentResult& r, Team& team) {
+    ATTNGRAD_BASE.forward_tangent(p, t, r, team);
+}
+inline void run_backward_tangent(const Problem& p, const Tangents& t, const BackwardTangentProblem& g, Team& team) {
+    ATTNGRAD_BASE.backward_tangent(p, t, g, team);
+}
+inline void run_narrow(Type type, const void* in, void* out, std::int64_t n, Team& team) {
+    ATTNGRAD_BASE.narrow(type, in, out, n, team);
+}
+inline double multiply_add_f32(std::int64_t rounds) { return ATTNGRAD_BASE.multiply_add_f32(rounds); }
+inline double multiply_add_f64(std::int64_t rounds) { return ATTNGRAD_BASE.multiply_add_f64(rounds); }
+inline double read_floats(const float* data, std::int64_t n) { return ATTNGRAD_BASE.read_memory(data, n); }
+
+// `always`: at any length, for tests to reach all that the tiles do. A constant: no code of this instruction set may run when a
+// process starts, on any machine.
 template <bool always>
-inline Kernels with_tiles(const char* name) {
-    Kernels x = ATTNGRAD_BASE;
-    x.name = name;
-    x.forward = run_forward<always>;
-    x.backward = run_backward<always>;
-    return x;
+constexpr Kernels with_tiles(const char* name) {
+    return {name,
+            ATTNGRAD_VECTOR_BYTES,
+            run_forward<always>,
+            run_backward<always>,
+            run_forward_tangent,
+            run_backward_tangent,
+            run_narrow,
+            multiply_add_f32,
+            multiply_add_f64,
+            read_floats};
 }
 
 }  // namespace attngrad::ATTNGRAD_ISA
