@@ -46,16 +46,21 @@ public:
             x.top[lane] = past ? 0 : static_cast<const float*>(g_.top)[at];
             x.inverse[lane] = past ? 0 : static_cast<const float*>(g_.inverse)[at];
             x.delta[lane] = 0;
-            if (past) continue;
-            float delta = g_.dout.data ? dot(row_of<S>(g_.dout, x.q.b, x.q.head[lane], x.q.row[lane]),
-                                             static_cast<const float*>(g_.out) + at * p_.E)
-                                       : 0;
-            if (dlse) delta -= dlse[at];  // (R3)
-            static_cast<float*>(g_.delta)[at] = delta;
-            if (x.inverse[lane] != 0) x.delta[lane] = delta;
         }
         // A query that sees nothing is as good as zero, whatever it holds.
         const auto blind = [&](int lane) { return x.inverse[lane] == 0; };
+        for (int lane = 0; lane < x.q.width; lane += W) {
+            const std::int64_t first = x.q.index(p_, lane);
+            Vec<float> sums{};
+            if (g_.dout.data)
+                sums = dots<float>(gather_rows<S, float>(g_.dout, x.q, lane, p_.E, wide_),
+                                   static_cast<const float*>(g_.out) + first * p_.E, p_.E);
+            for (int i = 0; i < std::min(W, x.q.count - lane); ++i) {
+                const float delta = (blind(lane + i) ? 0 : sums[i]) - (dlse ? dlse[first + i] : 0);  // (R3)
+                static_cast<float*>(g_.delta)[first + i] = delta;
+                if (!blind(lane + i)) x.delta[lane + i] = delta;
+            }
+        }
         split_rows<S>(p_.q, x.q, p_.D, q_, blind);
         pairs_of_features(q_, x.q.width, p_.D, x.q_features);
         pairs_of_rows(q_, x.q.width, x.q_rows);
@@ -134,6 +139,7 @@ private:
           dz_pairs_(Parts::take(2, R / 2, 2 * Q, cut)),
           p_rows_(Parts::take(2, R, Q, cut)),
           dz_rows_(Parts::take(2, R, Q, cut)),
+          wide_(cut.take<float>(W * padded<float>(p.E))),
           st_(cut.take<float>(R * Q)),
           dt_(cut.take<float>(R * Q)),
           scale_(cut.fill<float>(Q, static_cast<float>(p.scale))),
@@ -155,21 +161,11 @@ private:
         used_ = cut.used();
     }
 
-    float dot(const S* a, const float* b) const {
-        float sums[W] = {}, total = 0;
-        long i = 0;
-        for (; i + W <= p_.E; i += W)
-            for (int j = 0; j < W; ++j) sums[j] += widen(a[i + j]) * b[i + j];
-        for (; i < p_.E; ++i) sums[0] += widen(a[i]) * b[i];
-        for (const float x : sums) total += x;
-        return total;
-    }
-
     const Problem& p_;
     BackwardProblem g_;
     Parts q_, dout_, k_buffer_, v_buffer_, keys_, dz_pairs_, p_rows_, dz_rows_;
     Parts k_, v_;  // the buffers, or where the keys lie
-    float *st_, *dt_, *scale_;
+    float *wide_, *st_, *dt_, *scale_;
     KeySum<float> dk_, dv_;
     Scores<float> scores_;
     BiasSum<float> dbias_;

@@ -127,9 +127,10 @@ def test_an_infinity_stays_in_its_row_or_column(tiled, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
-def test_what_a_query_that_sees_nothing_holds_is_harmless(tiled, dtype):
+@pytest.mark.parametrize("names", [(), ("sinks",)], ids=label)
+def test_what_a_query_that_sees_nothing_holds_is_harmless(tiled, names, dtype):
     _native.set_isa(tiled)
-    c = make((), Shape((1,), 2, 1, 40, 50, 8, 8)).cast(dtype)
+    c = make(names, Shape((1,), 2, 1, 40, 50, 8, 8)).cast(dtype)
     c.options |= {"causal": True, "offset": -5}
     expected = attngrad.vjp(*c.qkv, **c.options)[1](c.dout, c.dlse)
     c.q[..., :5, :] = np.nan
