@@ -53,6 +53,33 @@ __attribute__((noinline)) void omega(const Scores<T> scores, T* s, T* dp, T* ds,
     });
 }
 
+// The statistics of the rows of a block, and no delta yet. Past its end p = 0.
+template <class T>
+inline void load_statistics(const Problem& p, const BackwardProblem& g, const Block<T>& q, T* top, T* inverse, T* delta) {
+    for (int lane = 0; lane < q.width; ++lane) {
+        const std::int64_t at = q.index(p, lane);
+        const bool past = lane >= q.count;
+        top[lane] = past ? 0 : static_cast<const T*>(g.top)[at];
+        inverse[lane] = past ? 0 : static_cast<const T*>(g.inverse)[at];
+        delta[lane] = 0;
+    }
+}
+
+// delta of the queries from `lane` on, whose rows of dout are these. What a query that sees nothing holds does not matter.
+template <class T>
+inline void write_deltas(const Problem& p, const BackwardProblem& g, const Block<T>& q, int lane, VectorOfRows<T> dout,
+                         const T* inverse, T* delta) {
+    const std::int64_t first = q.index(p, lane);
+    const auto* dlse = static_cast<const T*>(g.dlse);
+    const Vec<T> sums = dots<T>(dout, static_cast<const T*>(g.out) + first * p.E, p.E);
+    for (int i = 0; i < dout.count; ++i) {
+        const bool blind = inverse[lane + i] == 0;
+        const T x = (blind ? T{0} : sums[i]) - (dlse ? dlse[first + i] : T{0});  // (R3)
+        static_cast<T*>(g.delta)[first + i] = x;
+        if (!blind) delta[lane + i] = x;
+    }
+}
+
 template <class S>
 class Backward {
     using T = Compute<S>;
@@ -90,24 +117,11 @@ public:
     // Everything of a block of queries that the tiles need, once a chunk.
     void pack(int n) {
         Packed& x = packed_[n];
-        const auto* dlse = static_cast<const T*>(g_.dlse);
-        for (int lane = 0; lane < x.q.width; ++lane) {
-            const std::int64_t at = x.q.index(p_, lane);
-            const bool past = lane >= x.q.count;  // past the end: p = 0
-            x.top[lane] = past ? 0 : static_cast<const T*>(g_.top)[at];
-            x.inverse[lane] = past ? 0 : static_cast<const T*>(g_.inverse)[at];
-            x.delta[lane] = 0;
-        }
+        load_statistics<T>(p_, g_, x.q, x.top, x.inverse, x.delta);
         x.qs = pack_rows<S, T>(p_.q, x.q, p_.D, x.inverse, Scores<T>::query_factor(p_), rows_, x.qt, x.q_copy,
                                [](int, VectorOfRows<T>) {});
         const auto deltas = [&](int lane, VectorOfRows<T> rows) {
-            const std::int64_t first = x.q.index(p_, lane);
-            const Vec<T> sums = dots<T>(rows, static_cast<const T*>(g_.out) + first * p_.E, p_.E);
-            for (int i = 0; i < rows.count; ++i) {
-                const T delta = sums[i] - (dlse ? dlse[first + i] : T{0});  // (R3)
-                static_cast<T*>(g_.delta)[first + i] = delta;
-                x.delta[lane + i] = x.inverse[lane + i] == 0 ? 0 : delta;
-            }
+            write_deltas<T>(p_, g_, x.q, lane, rows, x.inverse, x.delta);
         };
         x.dos = pack_rows<S, T>(g_.dout, x.q, p_.E, x.inverse, T{1}, rows_, x.dot, x.dout_copy, deltas);
         x.in_place = g_.dq && x.q.in_one_tile(p_) ? rows_as_sums<S, T>(g_.dq, p_, x.q, p_.D) : nullptr;

@@ -39,27 +39,14 @@ public:
 
     void pack(int n) {
         Packed& x = packed_[n];
-        const auto* dlse = static_cast<const float*>(g_.dlse);
-        for (int lane = 0; lane < x.q.width; ++lane) {
-            const std::int64_t at = x.q.index(p_, lane);
-            const bool past = lane >= x.q.count;  // past the end: p = 0
-            x.top[lane] = past ? 0 : static_cast<const float*>(g_.top)[at];
-            x.inverse[lane] = past ? 0 : static_cast<const float*>(g_.inverse)[at];
-            x.delta[lane] = 0;
-        }
+        load_statistics<float>(p_, g_, x.q, x.top, x.inverse, x.delta);
         // A query that sees nothing is as good as zero, whatever it holds.
         const auto blind = [&](int lane) { return x.inverse[lane] == 0; };
-        for (int lane = 0; lane < x.q.width; lane += W) {
-            const std::int64_t first = x.q.index(p_, lane);
-            Vec<float> sums{};
-            if (g_.dout.data)
-                sums = dots<float>(gather_rows<S, float>(g_.dout, x.q, lane, p_.E, wide_),
-                                   static_cast<const float*>(g_.out) + first * p_.E, p_.E);
-            for (int i = 0; i < std::min(W, x.q.count - lane); ++i) {
-                const float delta = (blind(lane + i) ? 0 : sums[i]) - (dlse ? dlse[first + i] : 0);  // (R3)
-                static_cast<float*>(g_.delta)[first + i] = delta;
-                if (!blind(lane + i)) x.delta[lane + i] = delta;
-            }
+        std::memset(wide_, 0, sizeof(float) * W * padded<float>(p_.E));
+        for (int lane = 0; lane < x.q.count; lane += W) {
+            VectorOfRows<float> rows{wide_, padded<float>(p_.E), std::min(W, x.q.count - lane)};
+            if (g_.dout.data) rows = gather_rows<S, float>(g_.dout, x.q, lane, p_.E, wide_);
+            write_deltas<float>(p_, g_, x.q, lane, rows, x.inverse, x.delta);
         }
         split_rows<S>(p_.q, x.q, p_.D, q_, blind);
         pairs_of_features(q_, x.q.width, p_.D, x.q_features);
