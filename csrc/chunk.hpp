@@ -346,10 +346,13 @@ void run_chunks(const Problem& p, const Plane& dbias, double flops, Team& team, 
     using T = typename Pass::Number;
     if (p.B * p.Hq * p.T == 0) return;
     const RowBlocks rows(p, block<T>);
-    // As many blocks of queries at once as fit the second-level cache with all that is packed of them.
+    // As many blocks of queries at once as fit the second-level cache with all that is packed of them, but not so many that
+    // less than about 16 tasks are left. Whatever the number of threads: the order of the sums depends on it.
     const long packed = static_cast<long>(sizeof(T)) * block<T> * std::max(1L, Pass::packed_rows(p));
-    const int capacity = static_cast<int>(std::clamp<long>(512 * 1024 / packed, 1, 8));
-    const std::int64_t heads = p.B * p.Hk, chunks = (rows.count + capacity - 1) / capacity, tasks = heads * chunks;
+    const std::int64_t heads = p.B * p.Hk, share = std::clamp<std::int64_t>(heads * rows.count / 16, 4, 12);
+    const std::int64_t most = std::clamp<std::int64_t>(1024 * 1024 / packed, 1, share);
+    const std::int64_t chunks = (rows.count + most - 1) / most, tasks = heads * chunks;
+    const int capacity = static_cast<int>((rows.count + chunks - 1) / chunks);
     const std::int64_t tiles = (p.S + keys<T> - 1) / keys<T>;
     const int worth = worth_waking(flops * p.B * p.Hq * p.T * p.S), workers = team.workers(tasks, worth);
     const std::size_t each = Scratch::bytes<char>(Pass::bytes(p, arguments..., capacity));

@@ -54,6 +54,7 @@ template <class F>
 ATTNGRAD_INLINE void each_key(Span keys, Span inner, Paths paths, F f) {
     const auto all = [&](Path path, long a, long b) ATTNGRAD_LAMBDA {
         const auto loop = [&]<Path which>() ATTNGRAD_LAMBDA {
+#pragma GCC unroll 2
             for (long k = a; k < b; ++k) f.template operator()<which>(k);
         };
         switch (path) {
@@ -80,8 +81,8 @@ __attribute__((noinline)) void softmax(const Scores<T> scores, T* s, long k0, Sp
                                        T* sum, T* rescale, T factor) {
     constexpr int W = lanes<T>;
     const Vec<T> minus_inf = broadcast<T>(-std::numeric_limits<T>::infinity());
-    Vec<T> m[NV], total[NV], part[NV] = {};
-    for (int v = 0; v < NV; ++v) m[v] = load<T>(top + v * W);
+    Vec<T> m[NV], next[NV], total[NV], part[NV] = {};  // two maxima that take turns: one would have to wait for itself
+    for (int v = 0; v < NV; ++v) m[v] = next[v] = load<T>(top + v * W);
     each_key(keys, inner, scores.paths(false), [&]<Path path>(long k) ATTNGRAD_LAMBDA {
         T* row = s + (k - k0) * block<T>;
         for (int v = 0; v < NV; ++v) {
@@ -91,10 +92,13 @@ __attribute__((noinline)) void softmax(const Scores<T> scores, T* s, long k0, Sp
             if constexpr (path == Path::biased) x = scores.add_bias(x, k, lane + v * W);
             if constexpr (path == Path::general) x = scores.template apply<0>(x, k, lane + v * W);
             if constexpr (scaled || path != Path::clear) store<T>(row + v * W, x);
-            m[v] = vmax(x, m[v]);
+            const Vec<T> larger = vmax(x, m[v]);
+            m[v] = next[v];
+            next[v] = larger;
         }
     });
     for (int v = 0; v < NV; ++v) {
+        m[v] = vmax(m[v], next[v]);
         const Vec<T> old = load<T>(top + v * W);
         store<T>(top + v * W, m[v]);
         m[v] = m[v] == minus_inf ? Vec<T>{} : m[v];  // nothing seen yet: exp2(-inf - 0) is 0

@@ -2,8 +2,9 @@
 // at sixteen times the rate of multiply-adds.
 //
 // A float32 number is the sum of bfloat16 numbers, and so a product is a sum of products of such parts. What is stored as
-// bfloat16 is one part; IEEE half is two, exactly; weights and their gradients are two, which keeps 16 bits of 24. So
-// results are as good as those in float32, which are rounded to 8 or 11 bits in the end.
+// bfloat16 is one part; IEEE half is two, exactly. Weights are two, which keeps 16 bits of 24: out is as good as in float32,
+// rounded to 8 or 11 bits in the end. So are the gradients of half. Those of bfloat16 make do with one part of the weights
+// and of their gradients, rounded to nearest: an error about as large as that of rounding the result.
 //
 // Of a product C = A B the tiles want A by rows, 32 numbers of the depth in each; and B by pairs of the depth: row i of a
 // tile has, for each column, the numbers 2i and 2i + 1. Depths are padded to 32, rows and columns to 16, with zeros.
@@ -62,16 +63,15 @@ struct Parts {
 };
 
 template <class S>
-constexpr int parts_of = std::is_same_v<S, BFloat16> ? 1 : 2;
+constexpr int parts_of = std::is_same_v<S, BFloat16> ? 1 : 2;  // and of weights in the backward pass
 
 // --- two float32 numbers in one word of two parts ------------------------------------------------------------------------
 
-// The upper halves of a and b, side by side; and what they leave, such that its upper half is nearest to it. Cut off, weights
-// would all be too small: where values have a mean, so is out, and delta with it, from which small differences are taken.
+// The upper halves of a and b, side by side. The last part is rounded(): cut off, weights would all be too small; where values
+// have a mean, so is out, and delta with it, from which small differences are taken.
 ATTNGRAD_INLINE Words side_by_side(Words a, Words b) { return (a >> 16u) | (b & 0xffff0000u); }
-ATTNGRAD_INLINE Vec<float> rest_of(Vec<float> x) {
-    return floats_of(words_of(x - floats_of(words_of(x) & 0xffff0000u)) + 0x8000u);
-}
+ATTNGRAD_INLINE Vec<float> rounded(Vec<float> x) { return floats_of(words_of(x) + 0x8000u); }  // its upper half is nearest to x
+ATTNGRAD_INLINE Vec<float> rest_of(Vec<float> x) { return x - floats_of(words_of(x) & 0xffff0000u); }
 
 // --- rows of user memory -------------------------------------------------------------------------------------------------
 
@@ -262,8 +262,8 @@ inline void multiply(long rows, long columns, long depth, const Parts& a, const 
 constexpr int W = 16;                              // rows and columns of a tile
 constexpr long Q = block<float>, K = keys<float>;  // queries of a block, keys of a tile of keys
 constexpr int G = 32;                              // queries whose products are made at once
-constexpr long R = 32;                             // keys that the backward pass takes at once
-static_assert(Q % 32 == 0 && K % 32 == 0 && lanes<float> == W);
+constexpr long R = 96;                             // keys that the backward pass takes at once
+static_assert(Q % 32 == 0 && K % R == 0 && R % 32 == 0 && lanes<float> == W);
 
 // The rows of a block, zeros for those that are `blind`, and up to a whole number of tiles of the depth.
 template <class S, class Blind>
@@ -276,22 +276,12 @@ inline void split_rows(const Rows& x, const Block<float>& q, long length, const 
         }
     }
 }
-// Keys k0 .. k1 of one head, likewise: a copy in `buffer`, or where they lie.
+// Keys k0 .. k1 of one head, likewise. A copy even of bfloat16: rows of 64 bytes are best read where they are aligned.
 template <class S>
-inline Parts split_keys(const Rows& x, std::int64_t b, std::int64_t head, long length, long k0, long k1,
-                        const Parts& buffer) {
+inline void split_keys(const Rows& x, std::int64_t b, std::int64_t head, long length, long k0, long k1, const Parts& out) {
     const S* row = row_of<S>(x, b, head, k0);
-    if constexpr (std::is_same_v<S, BFloat16>) {
-        if (length == buffer.stride && (k1 - k0) % 32 == 0) {
-            Parts in_place = buffer;
-            in_place.part[0] = reinterpret_cast<Number16*>(const_cast<S*>(row));
-            in_place.stride = x.row;
-            return in_place;
-        }
-    }
-    for (long k = 0; k < k1 - k0; ++k, row += x.row) split_row(row, length, buffer, k);
-    for (long k = k1 - k0; k < up(k1 - k0, 32); ++k) zero_row(buffer, k);
-    return buffer;
+    for (long k = 0; k < k1 - k0; ++k, row += x.row) split_row(row, length, out, k);
+    for (long k = k1 - k0; k < up(k1 - k0, 32); ++k) zero_row(out, k);
 }
 
 // Some queries of a block, side by side. They are gone through in turn, so that their scores and what is made of them lie in
@@ -321,16 +311,18 @@ inline void clear_unseen(const Block<float>& q, int lane, int end, long k0, long
     }
 }
 
-// Weights [key][lane] of n keys and at most 32 lanes, in two parts: as B of a product whose depth is the keys (`pairs`); as A
-// of one whose depth is the lanes (`rows`), where lanes j and j + 16 are a pair.
-template <bool to_pairs, bool to_rows>
+// Weights [key][lane] of n keys and at most 32 lanes, in parts: as B of a product whose depth is the keys (`pairs`); as A of
+// one whose depth is the lanes (`rows`), where lanes j and j + 16 are a pair.
+template <int parts, bool to_pairs, bool to_rows>
 inline void pack_weights(int width, const float* tile, long n, const Parts& pairs, const Parts& rows) {
     const bool both = width > W;
     for (long k = 0; k < up(n, 32); k += 2, tile += 2 * Q) {
         Vec<float> a = load<float>(tile), b{}, c = load<float>(tile + Q), d{};  // of keys k and k + 1
         if (both) b = load<float>(tile + W), d = load<float>(tile + Q + W);
 #pragma GCC unroll 2
-        for (int part = 0; part < 2; ++part) {
+        for (int part = 0; part < parts; ++part) {
+            if (part > 0) a = rest_of(a), b = rest_of(b), c = rest_of(c), d = rest_of(d);
+            if (part == parts - 1) a = rounded(a), b = rounded(b), c = rounded(c), d = rounded(d);
             if constexpr (to_pairs) {
                 Number16* to = pairs.part[part] + k / 2 * pairs.stride;
                 store_words(to, side_by_side(words_of(a), words_of(c)));
@@ -341,7 +333,6 @@ inline void pack_weights(int width, const float* tile, long n, const Parts& pair
                 store_words(to, side_by_side(words_of(a), words_of(b)));
                 store_words(to + rows.stride, side_by_side(words_of(c), words_of(d)));
             }
-            if (part == 0) a = rest_of(a), b = rest_of(b), c = rest_of(c), d = rest_of(d);
         }
     }
 }

@@ -58,8 +58,8 @@ public:
     }
 
     void load_keys(const ChunkTask& task, long k0, long k1) {
-        k_ = split_keys<S>(p_.k, task.b, task.key_head, p_.D, k0, k1, k_buffer_);
-        v_ = split_keys<S>(p_.v, task.b, task.key_head, p_.E, k0, k1, v_buffer_);
+        split_keys<S>(p_.k, task.b, task.key_head, p_.D, k0, k1, k_);
+        split_keys<S>(p_.v, task.b, task.key_head, p_.E, k0, k1, v_);
         if (g_.dq) transposed(k_, k1 - k0, up(p_.D, W), keys_);
     }
 
@@ -69,11 +69,13 @@ public:
         float *ds = g_.dbias ? dbias_.tile() : nullptr, *dk = dk_.sums(), *dv = dv_.sums();
         const float factor = Scores<float>::query_factor(p_);
         const long D = up(p_.D, W), E = up(p_.E, W);
-        for (long at = 0; at < k1 - k0; at += R) {  // a few keys at a time: what is made of them lies in the same memory
+        if (ds) clear_unseen(x.q, 0, x.q.width, k0, k1, ds);
+        // The tiles are asked for many products at once, since they take long to start; on as much memory as is near.
+        const Span seen = x.q.all.outer.cut(k0, k1);
+        const long first = (seen.a - k0) / R * R;
+        long at = first;
+        for (; at < seen.b - k0; at += R) {
             const long a = k0 + at, b = std::min(a + R, k1);
-            float* omegas = ds ? ds + at * Q : nullptr;
-            if (ds) clear_unseen(x.q, 0, x.q.width, a, b, omegas);
-            if (x.q.all.outer.cut(a, b).empty()) continue;
             for (int lane = 0; lane < x.q.width; lane += G) {
                 const Group g(x.q, lane, a, b);
                 if (g.seen.empty()) continue;
@@ -81,22 +83,17 @@ public:
                 tile_dots(g, v_.at(at, 0), x.dout_features, up(p_.E, 32), a, dt_ + lane);  // (R2)
             }
             for (int lane = 0, end; lane < x.q.width; lane = end) {
-                const Panel<float> panel(x.q, lane, a, b);
+                const Panel<float> panel(x.q, lane, a, b, G);
                 end = panel.end();
-                panel.parts([&](int vectors, int first, Span span) {
-                    auto* fill = vectors == 3   ? omega<float, 3, true>
-                                 : vectors == 2 ? omega<float, 2, true>
-                                                : omega<float, 1, true>;
-                    fill(scores_, st_ + first, dt_ + first, ds ? omegas + first : nullptr, a, span, panel.inner, first,
-                         x.top + first, x.inverse + first, x.delta + first, factor);
+                panel.parts([&](int vectors, int from, Span span) {
+                    auto* fill = vectors == 2 ? omega<float, 2, true> : omega<float, 1, true>;
+                    fill(scores_, st_ + from, dt_ + from, ds ? ds + at * Q + from : nullptr, a, span, panel.inner, from,
+                         x.top + from, x.inverse + from, x.delta + from, factor);
                 });
-            }
-            clear_unseen(x.q, 0, x.q.width, a, b, st_);
-            clear_unseen(x.q, 0, x.q.width, a, b, dt_);
-            for (int lane = 0; lane < x.q.width; lane += G) {
-                const int width = std::min<int>(G, x.q.width - lane);
-                pack_weights<false, true>(width, st_ + lane, b - a, {}, p_rows_.at(0, lane));
-                pack_weights<true, true>(width, dt_ + lane, b - a, dz_pairs_.at(0, 2 * lane), dz_rows_.at(0, lane));
+                for (float* tile : {st_, dt_}) clear_unseen(x.q, lane, end, a, b, tile);
+                pack_weights<parts_of<S>, false, true>(end - lane, st_ + lane, b - a, {}, p_rows_.at(0, lane));
+                pack_weights<parts_of<S>, true, true>(end - lane, dt_ + lane, b - a, dz_pairs_.at(at / 2, 2 * lane),
+                                                      dz_rows_.at(0, lane));
             }
             const auto add_to = [&](float* sums, const Parts& weights, const Parts& queries, long columns) {
                 if (!sums) return;
@@ -105,8 +102,10 @@ public:
             };
             add_to(dv, p_rows_, x.dout_rows, E);  // (R1)
             add_to(dk, dz_rows_, x.q_rows, D);    // (R9)
-            if (g_.dq) multiply<true, false>(D, x.q.width, R, keys_.at(0, at), dz_pairs_, x.dq, Q);  // (R8)
         }
+        if (!g_.dq) return;
+        multiply<true, false>(D, x.q.width, up(std::min(at, k1 - k0) - first, 32), keys_.at(0, first),
+                              dz_pairs_.at(first / 2, 0), x.dq, Q);  // (R8)
     }
 
     void finish(int n) {
@@ -120,12 +119,12 @@ private:
           g_(g),
           q_(Parts::take(parts_of<S>, Q, up(p.D, 32), cut)),
           dout_(Parts::take(parts_of<S>, Q, up(p.E, 32), cut)),
-          k_buffer_(Parts::take(parts_of<S>, K, up(p.D, 32), cut)),
-          v_buffer_(Parts::take(parts_of<S>, K, up(p.E, 32), cut)),
+          k_(Parts::take(parts_of<S>, K, up(p.D, 32), cut)),
+          v_(Parts::take(parts_of<S>, K, up(p.E, 32), cut)),
           keys_(Parts::take(parts_of<S>, up(p.D, W), K, cut)),
-          dz_pairs_(Parts::take(2, R / 2, 2 * Q, cut)),
-          p_rows_(Parts::take(2, R, Q, cut)),
-          dz_rows_(Parts::take(2, R, Q, cut)),
+          dz_pairs_(Parts::take(parts_of<S>, K / 2, 2 * Q, cut)),
+          p_rows_(Parts::take(parts_of<S>, R, Q, cut)),
+          dz_rows_(Parts::take(parts_of<S>, R, Q, cut)),
           wide_(cut.take<float>(W * padded<float>(p.E))),
           st_(cut.take<float>(R * Q)),
           dt_(cut.take<float>(R * Q)),
@@ -150,8 +149,7 @@ private:
 
     const Problem& p_;
     BackwardProblem g_;
-    Parts q_, dout_, k_buffer_, v_buffer_, keys_, dz_pairs_, p_rows_, dz_rows_;
-    Parts k_, v_;  // the buffers, or where the keys lie
+    Parts q_, dout_, k_, v_, keys_, dz_pairs_, p_rows_, dz_rows_;
     float *wide_, *st_, *dt_, *scale_;
     KeySum<float> dk_, dv_;
     Scores<float> scores_;

@@ -54,8 +54,8 @@ private:
         : p_(p),
           r_(r),
           rows_(Parts::take(parts_of<S>, Q, up(p.D, 32), cut)),
-          k_buffer_(Parts::take(parts_of<S>, K, up(p.D, 32), cut)),
-          v_buffer_(Parts::take(parts_of<S>, K, up(p.E, W), cut)),
+          k_(Parts::take(parts_of<S>, K, up(p.D, 32), cut)),
+          v_(Parts::take(parts_of<S>, K, up(p.E, W), cut)),
           values_(Parts::take(parts_of<S>, up(p.E, W), K, cut)),
           weights_(Parts::take(2, K / 2, 2 * G, cut)),
           st_(cut.take<float>(K * Q)),
@@ -83,8 +83,9 @@ private:
     }
 
     void load_keys(std::int64_t b, std::int64_t key_head, long k0, long k1) {
-        k_ = split_keys<S>(p_.k, b, key_head, p_.D, k0, k1, k_buffer_);
-        transposed(split_keys<S>(p_.v, b, key_head, p_.E, k0, k1, v_buffer_), k1 - k0, up(p_.E, W), values_);
+        split_keys<S>(p_.k, b, key_head, p_.D, k0, k1, k_);
+        split_keys<S>(p_.v, b, key_head, p_.E, k0, k1, v_);
+        transposed(v_, k1 - k0, up(p_.E, W), values_);
     }
 
     void tile(Running& x, long k0, long k1) {
@@ -104,7 +105,7 @@ private:
                 for (int n = 0; n < panel.vectors; ++n) weights(softmax<float, 1, true>, lane + n * W, panel.own[n]);
             }
             clear_unseen(x.q, lane, lane + g.width, k0, k1, st_ - lane);
-            pack_weights<true, false>(g.width, st_, k1 - k0, weights_, {});
+            pack_weights<2, true, false>(g.width, st_, k1 - k0, weights_, {});
             rescale(x, g);
             multiply<true, true>(up(p_.E, W), g.width, up(k1 - k0, 32), values_, weights_, x.sums + lane, Q);
         }
@@ -133,8 +134,7 @@ private:
 
     const Problem& p_;
     ForwardResult r_;
-    Parts rows_, k_buffer_, v_buffer_, values_, weights_;
-    Parts k_;  // the buffer, or where the keys lie
+    Parts rows_, k_, v_, values_, weights_;
     float *st_, *shrink_;
     Scores<float> scores_;
     Running* running_;
