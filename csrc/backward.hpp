@@ -202,7 +202,7 @@ private:
     BackwardProblem g_;
     T *rows_, *st_, *dt_, *scale_;
     KeyTile<S> k_, v_;
-    KeySum<T> dk_, dv_;
+    KeySum<S> dk_, dv_;
     Scores<T> scores_;
     BiasSum<T> dbias_;
     Packed* packed_;

@@ -270,7 +270,7 @@ private:
     BackwardTangentProblem g_;
     T *rows_, *scale_;
     KeyTile<S> k_, v_, k_dot_, v_dot_;
-    KeySum<T> dk_, dv_, dk_dot_, dv_dot_;
+    KeySum<S> dk_, dv_, dk_dot_, dv_dot_;
     Scores<T> scores_;
     SecondOrderTiles<T> tiles_;
     BiasSum<T> dbias_, dbias_dot_;

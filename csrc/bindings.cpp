@@ -291,24 +291,6 @@ struct PlainProblem {
     std::size_t number() const { return p.type == Type::f64 ? 8 : 4; }  // bytes of the compute type
 };
 
-// Memory for one call; large blocks come from the shelf of results, small ones are not worth its lock.
-class Memory {
-public:
-    explicit Memory(std::size_t bytes) {
-        if (bytes >= std::size_t{1} << 16) block_ = take_buffer(bytes);
-        else small_.resize(bytes);
-    }
-    ~Memory() {
-        if (block_.data) give_buffer(block_);
-    }
-    Memory(const Memory&) = delete;
-    char* data() { return block_.data ? static_cast<char*>(block_.data) : small_.data(); }
-
-private:
-    Buffer block_{nullptr, 0};
-    std::vector<char> small_;
-};
-
 // What a plain forward pass leaves for its backward pass, one after the other: out, top and inverse in the compute type.
 struct PlainSaved {
     std::array<std::int64_t, 4> shape;  // of out
@@ -378,21 +360,9 @@ bool plain_backward(const nb::capsule& saved, int type, nb::handle q, nb::handle
     if (!x.read(type, q, k, v, numbers) || s.shape != std::array{x.p.B, x.p.Hq, x.p.T, x.p.E} || s.batched != x.batched)
         return false;
     if (!dout.is_none() && !(d.read(dout) && d.shape == s.shape)) return false;
-    const bool narrow = x.p.type == Type::f16 || x.p.type == Type::bf16;  // then the sums over queries are rounded last
-    const std::int64_t keys = x.p.B * x.p.Hk * x.p.S;
     Memory delta(x.number() * static_cast<std::size_t>(x.rows()));
-    Memory wide(narrow ? sizeof(float) * static_cast<std::size_t>(keys * (x.p.D + x.p.E)) : 0);
-    BackwardProblem g{d.rows, at(dlse), s.out(), s.top(), s.inverse(), at(dq), at(dk), at(dv), delta.data(), {}, false};
-    if (narrow) {
-        g.dk = wide.data();
-        g.dv = wide.data() + sizeof(float) * static_cast<std::size_t>(keys * x.p.D);
-    }
-    run([&](const Kernels& kernels, Team& team) {
-        kernels.backward(x.p, g, team);
-        if (!narrow) return;
-        kernels.narrow(x.p.type, g.dk, at(dk), keys * x.p.D, team);
-        kernels.narrow(x.p.type, g.dv, at(dv), keys * x.p.E, team);
-    });
+    const BackwardProblem g{d.rows, at(dlse), s.out(), s.top(), s.inverse(), at(dq), at(dk), at(dv), delta.data(), {}, false};
+    run([&](const Kernels& kernels, Team& team) { kernels.backward(x.p, g, team); });
     return true;
 }
 

@@ -15,7 +15,7 @@ namespace attngrad {
 namespace {
 
 constexpr std::size_t kept_at_most = std::size_t{128} << 20, scratch_at_most = std::size_t{64} << 20;
-constexpr std::size_t small = std::size_t{64} << 10;  // scratch that malloc may have
+constexpr std::size_t small = std::size_t{64} << 10;  // what malloc may have
 
 struct Shelf {
     std::mutex mutex;
@@ -44,6 +44,13 @@ Shelf& shelf() {
 std::size_t rounded(std::size_t bytes) {
     const std::size_t step = std::max<std::size_t>(4096, std::bit_floor(bytes) / 8);
     return (bytes + step - 1) / step * step;
+}
+
+Buffer allocated(std::size_t bytes) {
+    bytes = (bytes + 63) / 64 * 64;
+    void* data = std::aligned_alloc(64, bytes);
+    if (!data && bytes) throw std::bad_alloc();
+    return {data, bytes};
 }
 
 }  // namespace
@@ -79,13 +86,18 @@ void give_buffer(Buffer buffer) noexcept {
     std::free(buffer.data);
 }
 
-Buffer take_scratch(std::size_t bytes) {
-    if (bytes <= small) {
-        bytes = (bytes + 63) / 64 * 64;
-        void* data = std::aligned_alloc(64, bytes);
-        if (!data && bytes) throw std::bad_alloc();
-        return {data, bytes};
+Memory::Memory(std::size_t bytes) : block_(bytes <= small ? allocated(bytes) : take_buffer(bytes)) {}
+
+Memory::~Memory() {
+    if (block_.capacity <= small) {
+        std::free(block_.data);
+    } else {
+        give_buffer(block_);
     }
+}
+
+Buffer take_scratch(std::size_t bytes) {
+    if (bytes <= small) return allocated(bytes);
     Buffer found{nullptr, 0};
     {
         Shelf& s = shelf();

@@ -105,25 +105,32 @@ inline void each_key_run(const Block<T>& q, const Span* seen, long k0, long k1, 
 // --- a tile of keys ---------------------------------------------------------------------------------------------------
 
 // The gradient of k or v (or its tangent): summed within a tile of keys, then added to the result (B, Hk, S, length). Where
-// there is no result, nothing is done.
-template <class T>
+// there is no result, nothing is done. A 16-bit result is rounded once, when the last chunk has been added.
+template <class S>
 class KeySum {
+    using T = Compute<S>;
+    static constexpr bool rounds = !std::is_same_v<S, T>;
+
 public:
     KeySum(long length, void* result, T factor, Cutter& cut)
         : length_(length),
           columns_(padded<T>(length)),
-          result_(static_cast<T*>(result)),
+          result_(static_cast<S*>(result)),
           tile_(cut.take<T>(keys<T> * padded<T>(length))),
           factor_(cut.fill<T>(keys<T>, factor)) {}
+
+    // Numbers a key that are kept from chunk to chunk apart from the result, and where.
+    long kept() const { return rounds && result_ ? length_ : 0; }
+    void keep_in(T* sums) { sums_ = sums; }
 
     // A tile of keys, whose rows of the result start at `first_row`. `alone`: every row is added to once at most, in order.
     void start(std::int64_t first_row, long rows, bool alone) {
         if (!result_) return;
-        out_ = result_ + first_row * length_;
+        first_ = first_row * length_;
         rows_ = rows;
         written_ = 0;
         summed_ = false;
-        alone_ = alone && length_ == columns_;
+        alone_ = !rounds && alone && length_ == columns_;
     }
 
     // Rows of the tile += a (rows x queries q0 .. q1) b, with b in strips.
@@ -131,7 +138,7 @@ public:
         if (!result_) return;
         if (alone_) {
             write_zeros(row);
-            add_to<ScaledToZero>(a, b, q0, q1, rows, out_ + row * length_);
+            if constexpr (!rounds) add_to<ScaledToZero>(a, b, q0, q1, rows, result_ + first_ + row * length_);
             written_ = row + rows;
         } else if (!summed_ && rows == rows_) {
             add_to<ToZero>(a, b, q0, q1, rows, tile_);
@@ -151,24 +158,36 @@ public:
     }
 
     // The tile to the result: the first chunk writes (zeros where it saw nothing), the others add.
-    void write(bool first) {
+    void write(bool first, bool last) {
         if (!result_) return;
-        if (alone_ || (first && !summed_)) return write_zeros(rows_);
-        if (!summed_) return;
-        T* out = out_;
-        const T* tile = tile_;
-        for (long k = 0; k < rows_; ++k, out += length_, tile += columns_) {
-            if (first) {
-                for (long i = 0; i < length_; ++i) out[i] = factor_[0] * tile[i];
-            } else {
-                for (long i = 0; i < length_; ++i) out[i] += factor_[0] * tile[i];
-            }
+        if (alone_ || (first && !summed_ && (last || !rounds))) return write_zeros(rows_);
+        if constexpr (!rounds) {
+            add_tile(first, result_ + first_, result_ + first_);
+        } else if (last) {
+            add_tile(first, sums_ + first_, result_ + first_);
+        } else {
+            add_tile(first, sums_ + first_, sums_ + first_);
         }
     }
 
 private:
     void write_zeros(long end) {
-        if (written_ < end) std::memset(out_ + written_ * length_, 0, sizeof(T) * (end - written_) * length_);
+        if (written_ < end) std::memset(result_ + first_ + written_ * length_, 0, sizeof(S) * (end - written_) * length_);
+    }
+
+    // to = the tile, and what earlier chunks have left in `from`.
+    template <class X>
+    void add_tile(bool first, const T* from, X* to) {
+        if (!summed_ && !first && std::is_same_v<X, T>) return;
+        if (!summed_) std::memset(tile_, 0, sizeof(T) * rows_ * columns_);
+        const T* tile = tile_;
+        for (long k = 0; k < rows_; ++k, from += length_, to += length_, tile += columns_) {
+            if (first) {
+                for (long i = 0; i < length_; ++i) narrow(factor_[0] * tile[i], to[i]);
+            } else {
+                for (long i = 0; i < length_; ++i) narrow(from[i] + factor_[0] * tile[i], to[i]);
+            }
+        }
     }
 
     template <class To>
@@ -181,7 +200,9 @@ private:
     }
 
     long length_, columns_, rows_ = 0, written_ = 0;
-    T *result_, *out_ = nullptr, *tile_, *factor_;  // factor: the same for every row
+    std::int64_t first_ = 0;  // where the rows of the tile start in the result
+    S* result_;
+    T *sums_ = nullptr, *tile_, *factor_;  // factor: the same for every row
     bool summed_ = false, alone_ = false;
 };
 
@@ -329,7 +350,7 @@ void run_chunk(Pass& pass, const Problem& p, const ChunkTask& task, const RowBlo
             tickets.wait(task.ticket + j, chunk, team);
             if (team.cancelled()) return;
         }
-        pass.each_key_sum([&](auto& sum) { sum.write(task.chunk == 0); });
+        pass.each_key_sum([&](auto& sum) { sum.write(task.chunk == 0, task.chunk == task.chunks - 1); });
         if (task.chunks > 1) tickets.pass(task.ticket + j, chunk);
     }
     if (along_keys && p.S > 0) {
@@ -364,6 +385,16 @@ void run_chunks(const Problem& p, const Plane& dbias, double flops, Team& team, 
     std::vector<Pass> passes;
     passes.reserve(workers);
     for (int n = 0; n < workers; ++n) passes.emplace_back(p, arguments..., capacity, scratch.data() + each * n);
+    long kept = 0;
+    if (chunks > 1) passes[0].each_key_sum([&](auto& sum) { kept += sum.kept(); });
+    const Memory sums(sizeof(T) * heads * p.S * kept);
+    for (Pass& pass : passes) {
+        T* at = reinterpret_cast<T*>(sums.data());
+        pass.each_key_sum([&](auto& sum) {
+            sum.keep_in(at);
+            at += heads * p.S * sum.kept();
+        });
+    }
     team.run(tasks, worth, [&](std::int64_t task, int worker) {
         const std::int64_t head = task % heads;
         run_chunk(passes[worker], p, {head / p.Hk, head % p.Hk, task / heads, chunks, head * tiles, tiles, task}, rows,

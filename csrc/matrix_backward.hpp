@@ -151,7 +151,7 @@ private:
     BackwardProblem g_;
     Parts q_, dout_, k_, v_, keys_, dz_pairs_, p_rows_, dz_rows_;
     float *wide_, *st_, *dt_, *scale_;
-    KeySum<float> dk_, dv_;
+    KeySum<S> dk_, dv_;
     Scores<float> scores_;
     BiasSum<float> dbias_;
     Packed* packed_;

@@ -77,7 +77,7 @@ struct BackwardProblem {
     const void *top = nullptr, *inverse = nullptr;
     // These three may be null: not wanted.
     void* dq = nullptr;                 // (B, Hq, T, D), storage type
-    void *dk = nullptr, *dv = nullptr;  // (B, Hk, S, D) and (B, Hk, S, E), compute type; written where B Hq T > 0
+    void *dk = nullptr, *dv = nullptr;  // (B, Hk, S, D) and (B, Hk, S, E), storage type; written where B Hq T > 0
     void* delta = nullptr;          // (B, Hq, T), compute type
     Plane dbias;                    // compute type; null where there is no bias, or it is not wanted
     bool dbias_alone = false;       // every score has its own number there: it is written; else added to, zero before

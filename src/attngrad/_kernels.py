@@ -81,7 +81,7 @@ def backward(
 ) -> Gradients:
     """The VJP of <dout, out> + <dlse, lse>, of the inputs that are given and named in ``wrt``.
 
-    ``into`` are contiguous arrays for dq, dk and dv, all of them wanted, which are used where sums need no rounding.
+    ``into`` are contiguous arrays for dq, dk and dv, all of them wanted.
     """
     bias = None if x.bias is None else _plane(x.bias, x)
     g = _Sums(x, bias, into, wrt)
@@ -309,11 +309,9 @@ class _Sums:
     ) -> None:
         dtype = x.q.dtype
         wide = ACCUMULATE.get(dtype, dtype)
-        self.dq = into[0] if into else _empty(x.q.shape, dtype) if "q" in wrt else None
-        if into and wide == dtype:
-            self.dk, self.dv = into[1:]
-        else:
-            self.dk, self.dv = (_empty(y.shape, wide) if n in wrt else None for n, y in (("k", x.k), ("v", x.v)))
+        inputs = (("q", x.q), ("k", x.k), ("v", x.v))
+        new: list[Any] = [_empty(y.shape, dtype) if n in wrt and not into else None for n, y in inputs]
+        self.dq, self.dk, self.dv = into or new
         for y in (self.dk, self.dv):
             if y is not None and not x.q.size:  # the kernel writes them where there are queries
                 y.fill(0)
@@ -328,7 +326,8 @@ class _Sums:
     @property
     def arrays(self) -> tuple[Array, Array, Array, Array, Array]:
         """As the kernels take them."""
-        return None if self.dq is None else _bits(self.dq), self.dk, self.dv, self.delta, self.dbias
+        dq, dk, dv = (None if y is None else _bits(y) for y in (self.dq, self.dk, self.dv))
+        return dq, dk, dv, self.delta, self.dbias
 
     def rows(self, x: Operands) -> Array:
         """delta as (leading, heads, T)."""
@@ -336,15 +335,13 @@ class _Sums:
 
     def gradients(self, x: Operands, sink_rows: Array | None) -> Gradients:
         """In the dtypes of the arguments; ``sink_rows`` (leading, heads, T) add up to the gradient of the sinks."""
-        dtype = x.q.dtype
         sinks: Any = x.sinks
         dsinks = None
         if sink_rows is not None:
             with np.errstate(all="ignore"):
                 dsinks = sink_rows.sum(axis=(0, 2), dtype=sink_rows.dtype).astype(sinks.dtype, copy=False)
         dbias = None if self.dbias is None else _bias_gradient(x, self.dbias)
-        dk, dv = (None if y is None else _narrow(y, dtype) for y in (self.dk, self.dv))
-        return Gradients(self.dq, dk, dv, dbias, dsinks)
+        return Gradients(self.dq, self.dk, self.dv, dbias, dsinks)
 
 
 def _bias_gradient(x: Operands, dbias: Array) -> Array:
