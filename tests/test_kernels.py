@@ -75,6 +75,15 @@ def test_low_precision_keeps_the_rounding_bound_across_tiles(isa, names, dtype):
     assert_within_the_rounding_bound(c, dtype)
 
 
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16], ids=["float16", "bfloat16"])
+@pytest.mark.parametrize("names", [(), ("causal",), ("window", "bias"), EVERYTHING], ids=label)
+def test_results_in_16_bits_are_those_in_float32_rounded_once(isa, names, dtype):
+    c = make(names, Shape((1,), 2, 1, 500, 70, 33, 16)).cast(dtype)  # several chunks of queries are summed
+    wide = all_passes(c.cast(np.float32))
+    for name, x in all_passes(c).items():
+        assert np.array_equal(x, wide[name].astype(x.dtype), equal_nan=True), name
+
+
 @pytest.mark.parametrize("dtype", NARROW.values(), ids=NARROW)
 @pytest.mark.parametrize("names", [(), ("causal",), ("softcap", "bias")], ids=label)
 def test_large_logits_and_values_with_a_mean_keep_the_rounding_bound(names, dtype):
