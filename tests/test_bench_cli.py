@@ -1,6 +1,7 @@
 """The command ``attngrad bench``."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -70,3 +71,11 @@ def test_the_help_loads_nothing_but_click():
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)  # noqa: S603
     loaded = {name.split(".")[0] for name in result.stdout.splitlines()[-1].split()}
     assert not loaded & {"numpy", "ml_dtypes", "rich", "torch", "jax", "matplotlib"}
+
+
+def test_a_run_names_the_instruction_set_that_it_was_forced_to(tmp_path):
+    file = tmp_path / "results.json"
+    options = ["--quick", "--only", "overhead*d", "--peers", "numpy", "--json", file]
+    line = [sys.executable, "-m", "attngrad", "bench", *options]
+    subprocess.run(line, env={**os.environ, "ATTNGRAD_ISA": "baseline"}, check=True, capture_output=True)  # noqa: S603
+    assert json.loads(file.read_text())["machine"]["isa"] == "baseline"

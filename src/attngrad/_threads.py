@@ -35,7 +35,7 @@ def get_num_threads() -> int:
 
 
 def choose_isa() -> None:
-    """Take the instruction set that ``ATTNGRAD_ISA`` names, if it is set; called once, at import."""
+    """Take the instruction set that ``ATTNGRAD_ISA`` names, if it is set; called before it is used or named."""
     name = os.environ.get("ATTNGRAD_ISA")
     if name is None:
         return

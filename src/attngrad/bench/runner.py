@@ -10,6 +10,7 @@ from itertools import groupby
 from typing import TypeVar
 
 import attngrad
+from attngrad._threads import choose_isa
 from attngrad.bench import grid, machine, memory, startup, verify
 from attngrad.bench.cases import TANGENTS, Case
 from attngrad.bench.passes import PASSES
@@ -168,6 +169,7 @@ def find_peers(settings: Settings) -> tuple[list[Peer], list[str]]:
 
 def run(settings: Settings, tell: Tell) -> Results:
     """Everything that the settings ask for; an interrupt ends the run early and keeps what was found."""
+    choose_isa()
     attngrad.set_num_threads(settings.threads)
     tell("peers", 0)
     peers, remarks = find_peers(settings)
