@@ -368,7 +368,7 @@ void run_chunks(const Problem& p, const Plane& dbias, double flops, Team& team, 
     if (p.B * p.Hq * p.T == 0) return;
     const RowBlocks rows(p, block<T>);
     // As many blocks of queries at once as fit the second-level cache with all that is packed of them, but not so many that
-    // less than about 16 tasks are left. Whatever the number of threads: the order of the sums depends on it.
+    // fewer than about 16 tasks are left. Whatever the number of threads: the order of the sums depends on it.
     const long packed = static_cast<long>(sizeof(T)) * block<T> * std::max(1L, Pass::packed_rows(p));
     const std::int64_t heads = p.B * p.Hk, share = std::clamp<std::int64_t>(heads * rows.count / 16, 4, 12);
     const std::int64_t most = std::clamp<std::int64_t>(1024 * 1024 / packed, 1, share);

@@ -70,7 +70,10 @@ constexpr int parts_of = std::is_same_v<S, BFloat16> ? 1 : 2;  // and of weights
 // The upper halves of a and b, side by side. The last part is rounded(): cut off, weights would all be too small; where values
 // have a mean, so is out, and delta with it, from which small differences are taken.
 ATTNGRAD_INLINE Words side_by_side(Words a, Words b) { return (a >> 16u) | (b & 0xffff0000u); }
-ATTNGRAD_INLINE Vec<float> rounded(Vec<float> x) { return floats_of(words_of(x) + 0x8000u); }  // its upper half is nearest to x
+ATTNGRAD_INLINE Vec<float> rounded(Vec<float> x) {  // its upper half is nearest to x; NaN stays NaN
+    const Words bits = words_of(x);
+    return floats_of(x == x ? bits + 0x8000u : bits);
+}
 ATTNGRAD_INLINE Vec<float> rest_of(Vec<float> x) { return x - floats_of(words_of(x) & 0xffff0000u); }
 
 // --- rows of user memory -------------------------------------------------------------------------------------------------

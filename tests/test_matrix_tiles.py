@@ -95,6 +95,21 @@ def test_strided_inputs(tiled, dtype):
     assert_alike(c, tiled)
 
 
+@pytest.mark.parametrize("bits", [0x7FC00000, 0x7FFFFFFF, 0xFFFFFFFF], ids=hex)
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
+def test_a_nan_of_any_bits_reaches_the_gradients(tiled, dtype, bits):
+    _native.set_isa(tiled)
+    c = make((), ACROSS_TILES).cast(dtype)
+    dlse = np.zeros(c.q.shape[:-1], np.float32)
+    dlse.view(np.uint32)[0, 0, 5] = bits
+    _, pullback = attngrad.vjp(*c.qkv, return_lse=True)
+    found = pullback(c.dout, dlse)
+    assert np.isnan(found.q[0, 0, 5]).all()
+    assert np.isnan(found.q).any(axis=-1).sum() == 1
+    assert np.isnan(found.k).all()  # every key is seen by that query
+    assert np.isfinite(found.v).all()
+
+
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 def test_gradients_that_are_not_wanted_are_not_computed(tiled, dtype):
     _native.set_isa(tiled)
