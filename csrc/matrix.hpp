@@ -2,9 +2,8 @@
 // at sixteen times the rate of multiply-adds.
 //
 // A float32 number is the sum of bfloat16 numbers, and so a product is a sum of products of such parts. What is stored as
-// bfloat16 is one part; IEEE half is two, exactly. Weights are two, which keeps 16 bits of 24: out is as good as in float32,
-// rounded to 8 or 11 bits in the end. So are the gradients of half. Those of bfloat16 make do with one part of the weights
-// and of their gradients, rounded to nearest: an error about as large as that of rounding the result.
+// bfloat16 is one part; IEEE half is two, exactly; weights and their gradients are two, which keeps 16 bits of 24. So
+// results are as good as those in float32, which are rounded to 8 or 11 bits in the end.
 //
 // Of a product C = A B the tiles want A by rows, 32 numbers of the depth in each; and B by pairs of the depth: row i of a
 // tile has, for each column, the numbers 2i and 2i + 1. Depths are padded to 32, rows and columns to 16, with zeros.
@@ -63,18 +62,16 @@ struct Parts {
 };
 
 template <class S>
-constexpr int parts_of = std::is_same_v<S, BFloat16> ? 1 : 2;  // and of weights in the backward pass
+constexpr int parts_of = std::is_same_v<S, BFloat16> ? 1 : 2;
 
 // --- two float32 numbers in one word of two parts ------------------------------------------------------------------------
 
-// The upper halves of a and b, side by side. The last part is rounded(): cut off, weights would all be too small; where values
-// have a mean, so is out, and delta with it, from which small differences are taken.
+// The upper halves of a and b, side by side; and what they leave, such that its upper half is nearest to it. Cut off, weights
+// would all be too small: where values have a mean, so is out, and delta with it, from which small differences are taken.
 ATTNGRAD_INLINE Words side_by_side(Words a, Words b) { return (a >> 16u) | (b & 0xffff0000u); }
-ATTNGRAD_INLINE Vec<float> rounded(Vec<float> x) {  // its upper half is nearest to x; NaN stays NaN
-    const Words bits = words_of(x);
-    return floats_of(x == x ? bits + 0x8000u : bits);
+ATTNGRAD_INLINE Vec<float> rest_of(Vec<float> x) {
+    return floats_of(words_of(x - floats_of(words_of(x) & 0xffff0000u)) + 0x8000u);
 }
-ATTNGRAD_INLINE Vec<float> rest_of(Vec<float> x) { return x - floats_of(words_of(x) & 0xffff0000u); }
 
 // --- rows of user memory -------------------------------------------------------------------------------------------------
 
@@ -314,18 +311,16 @@ inline void clear_unseen(const Block<float>& q, int lane, int end, long k0, long
     }
 }
 
-// Weights [key][lane] of n keys and at most 32 lanes, in parts: as B of a product whose depth is the keys (`pairs`); as A of
-// one whose depth is the lanes (`rows`), where lanes j and j + 16 are a pair.
-template <int parts, bool to_pairs, bool to_rows>
+// Weights [key][lane] of n keys and at most 32 lanes, in two parts: as B of a product whose depth is the keys (`pairs`); as A
+// of one whose depth is the lanes (`rows`), where lanes j and j + 16 are a pair.
+template <bool to_pairs, bool to_rows>
 inline void pack_weights(int width, const float* tile, long n, const Parts& pairs, const Parts& rows) {
     const bool both = width > W;
     for (long k = 0; k < up(n, 32); k += 2, tile += 2 * Q) {
         Vec<float> a = load<float>(tile), b{}, c = load<float>(tile + Q), d{};  // of keys k and k + 1
         if (both) b = load<float>(tile + W), d = load<float>(tile + Q + W);
 #pragma GCC unroll 2
-        for (int part = 0; part < parts; ++part) {
-            if (part > 0) a = rest_of(a), b = rest_of(b), c = rest_of(c), d = rest_of(d);
-            if (part == parts - 1) a = rounded(a), b = rounded(b), c = rounded(c), d = rounded(d);
+        for (int part = 0; part < 2; ++part) {
             if constexpr (to_pairs) {
                 Number16* to = pairs.part[part] + k / 2 * pairs.stride;
                 store_words(to, side_by_side(words_of(a), words_of(c)));
@@ -336,6 +331,7 @@ inline void pack_weights(int width, const float* tile, long n, const Parts& pair
                 store_words(to, side_by_side(words_of(a), words_of(b)));
                 store_words(to + rows.stride, side_by_side(words_of(c), words_of(d)));
             }
+            if (part == 0) a = rest_of(a), b = rest_of(b), c = rest_of(c), d = rest_of(d);
         }
     }
 }

@@ -91,9 +91,9 @@ public:
                          x.top + from, x.inverse + from, x.delta + from, factor);
                 });
                 for (float* tile : {st_, dt_}) clear_unseen(x.q, lane, end, a, b, tile);
-                pack_weights<parts_of<S>, false, true>(end - lane, st_ + lane, b - a, {}, p_rows_.at(0, lane));
-                pack_weights<parts_of<S>, true, true>(end - lane, dt_ + lane, b - a, dz_pairs_.at(at / 2, 2 * lane),
-                                                      dz_rows_.at(0, lane));
+                pack_weights<false, true>(end - lane, st_ + lane, b - a, {}, p_rows_.at(0, lane));
+                pack_weights<true, true>(end - lane, dt_ + lane, b - a, dz_pairs_.at(at / 2, 2 * lane),
+                                         dz_rows_.at(0, lane));
             }
             const auto add_to = [&](float* sums, const Parts& weights, const Parts& queries, long columns) {
                 if (!sums) return;
@@ -122,9 +122,9 @@ private:
           k_(Parts::take(parts_of<S>, K, up(p.D, 32), cut)),
           v_(Parts::take(parts_of<S>, K, up(p.E, 32), cut)),
           keys_(Parts::take(parts_of<S>, up(p.D, W), K, cut)),
-          dz_pairs_(Parts::take(parts_of<S>, K / 2, 2 * Q, cut)),
-          p_rows_(Parts::take(parts_of<S>, R, Q, cut)),
-          dz_rows_(Parts::take(parts_of<S>, R, Q, cut)),
+          dz_pairs_(Parts::take(2, K / 2, 2 * Q, cut)),
+          p_rows_(Parts::take(2, R, Q, cut)),
+          dz_rows_(Parts::take(2, R, Q, cut)),
           wide_(cut.take<float>(W * padded<float>(p.E))),
           st_(cut.take<float>(R * Q)),
           dt_(cut.take<float>(R * Q)),

@@ -105,7 +105,7 @@ private:
                 for (int n = 0; n < panel.vectors; ++n) weights(softmax<float, 1, true>, lane + n * W, panel.own[n]);
             }
             clear_unseen(x.q, lane, lane + g.width, k0, k1, st_ - lane);
-            pack_weights<2, true, false>(g.width, st_, k1 - k0, weights_, {});
+            pack_weights<true, false>(g.width, st_, k1 - k0, weights_, {});
             rescale(x, g);
             multiply<true, true>(up(p_.E, W), g.width, up(k1 - k0, 32), values_, weights_, x.sums + lane, Q);
         }
