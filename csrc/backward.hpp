@@ -80,9 +80,8 @@ inline void write_deltas(const Problem& p, const BackwardProblem& g, const Block
     }
 }
 
-template <class S>
+template <class T>
 class Backward {
-    using T = Compute<S>;
     struct Packed {
         Block<T> q;
         T *qt, *dot, *q_copy, *dout_copy, *dq, *top, *inverse, *delta;
@@ -118,13 +117,13 @@ public:
     void pack(int n) {
         Packed& x = packed_[n];
         load_statistics<T>(p_, g_, x.q, x.top, x.inverse, x.delta);
-        x.qs = pack_rows<S, T>(p_.q, x.q, p_.D, x.inverse, Scores<T>::query_factor(p_), rows_, x.qt, x.q_copy,
+        x.qs = pack_rows<T>(p_.type, p_.q, x.q, p_.D, x.inverse, Scores<T>::query_factor(p_), rows_, x.qt, x.q_copy,
                                [](int, VectorOfRows<T>) {});
         const auto deltas = [&](int lane, VectorOfRows<T> rows) {
             write_deltas<T>(p_, g_, x.q, lane, rows, x.inverse, x.delta);
         };
-        x.dos = pack_rows<S, T>(g_.dout, x.q, p_.E, x.inverse, T{1}, rows_, x.dot, x.dout_copy, deltas);
-        x.in_place = g_.dq && x.q.in_one_tile(p_) ? rows_as_sums<S, T>(g_.dq, p_, x.q, p_.D) : nullptr;
+        x.dos = pack_rows<T>(p_.type, g_.dout, x.q, p_.E, x.inverse, T{1}, rows_, x.dot, x.dout_copy, deltas);
+        x.in_place = g_.dq && x.q.in_one_tile(p_) ? rows_as_sums<T>(p_.type, g_.dq, p_, x.q, p_.D) : nullptr;
         x.complete = false;
         if (!x.in_place) std::memset(x.dq, 0, sizeof(T) * x.q.count * padded<T>(p_.D));
     }
@@ -169,7 +168,7 @@ public:
         const Packed& x = packed_[n];
         if (x.complete || !g_.dq) return;
         if (x.in_place) std::memset(x.dq, 0, sizeof(T) * x.q.count * padded<T>(p_.D));
-        write_rows<S, T>(x.dq, scale_, p_, x.q, p_.D, static_cast<S*>(g_.dq), nullptr);
+        write_rows<T>(x.dq, scale_, p_, x.q, p_.D, g_.dq, nullptr);
     }
 
 private:
@@ -180,10 +179,10 @@ private:
           st_(cut.take<T>(keys<T> * block<T>)),
           dt_(cut.take<T>(keys<T> * block<T>)),
           scale_(cut.fill<T>(block<T>, static_cast<T>(p.scale))),
-          k_(p.D, true, cut),
-          v_(p.E, false, cut),
-          dk_(p.D, g.dk, static_cast<T>(p.scale), cut),
-          dv_(p.E, g.dv, T{1}, cut),
+          k_(p.type, p.D, true, cut),
+          v_(p.type, p.E, false, cut),
+          dk_(p.type, p.D, g.dk, static_cast<T>(p.scale), cut),
+          dv_(p.type, p.E, g.dv, T{1}, cut),
           scores_(p, cut),
           dbias_(g.dbias, g.dbias_alone, scores_.bias_tile(), blocks, cut),
           packed_(cut.take<Packed>(blocks)) {
@@ -201,8 +200,8 @@ private:
     const Problem& p_;
     BackwardProblem g_;
     T *rows_, *st_, *dt_, *scale_;
-    KeyTile<S> k_, v_;
-    KeySum<S> dk_, dv_;
+    KeyTile<T> k_, v_;
+    KeySum<T> dk_, dv_;
     Scores<T> scores_;
     BiasSum<T> dbias_;
     Packed* packed_;
@@ -210,9 +209,9 @@ private:
     std::size_t used_ = 0;
 };
 
-template <class S>
+template <class T>
 void backward(const Problem& p, const BackwardProblem& g, Team& team) {
-    run_chunks<Backward<S>>(p, g.dbias, 10.0 * p.D, team, g);
+    run_chunks<Backward<T>>(p, g.dbias, 10.0 * p.D, team, g);
 }
 
 }  // namespace attngrad::ATTNGRAD_ISA

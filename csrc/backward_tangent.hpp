@@ -85,9 +85,8 @@ __attribute__((noinline)) void omega_tangent(const Scores<T> scores, const Secon
     });
 }
 
-template <class S>
+template <class T>
 class BackwardTangent {
-    using T = Compute<S>;
     struct Packed {
         Block<T> q;
         T *qt, *dot, *q_copy, *dout_copy, *dq;  // as in the backward pass
@@ -139,7 +138,7 @@ public:
         }
         const T factor = Scores<T>::query_factor(p_), *inverse = x.rows.inverse;
         const auto pack = [&](const Rows& from, long length, T times, T* into_lanes, T* copy, auto f) {
-            return pack_rows<S, T>(from, x.q, length, inverse, times, rows_, into_lanes, copy, f);
+            return pack_rows<T>(p_.type, from, x.q, length, inverse, times, rows_, into_lanes, copy, f);
         };
         const auto nothing = [](int, VectorOfRows<T>) {};
         const auto dots_with = [&](const void* out, int lane, VectorOfRows<T> rows) {
@@ -185,10 +184,10 @@ public:
                 k_.template dots<ToZero>(vectors, span, x.qt + at, tiles_.s + row);    // (F1)
                 v_.template dots<ToZero>(vectors, span, x.dot + at, tiles_.dp + row);  // (R2)
                 if (tiles_.moves)
-                    sum_of_dots<S>(vectors, span, at, t_.q.data ? &k_ : nullptr, x.q_dot_t,
+                    sum_of_dots<T>(vectors, span, at, t_.q.data ? &k_ : nullptr, x.q_dot_t,
                                    t_.k.data ? &k_dot_ : nullptr, x.qt, tiles_.z_dot + row);  // (T1)
                 if (tiles_.pulls)
-                    sum_of_dots<S>(vectors, span, at, g_.dout_dot.data ? &v_ : nullptr, x.dout_dot_t,
+                    sum_of_dots<T>(vectors, span, at, g_.dout_dot.data ? &v_ : nullptr, x.dout_dot_t,
                                    t_.v.data ? &v_dot_ : nullptr, x.dot, tiles_.dp_dot + row);  // (H2)
                 auto* fill = vectors == 3 ? omega_tangent<T, 3> : vectors == 2 ? omega_tangent<T, 2> : omega_tangent<T, 1>;
                 fill(scores_, tiles_, k0, span, panel.inner, at, x.rows);
@@ -212,8 +211,8 @@ public:
 
     void finish(int n) {
         const Packed& x = packed_[n];
-        write_rows<S, T>(x.dq, scale_, p_, x.q, p_.D, static_cast<S*>(g_.g.dq), nullptr);
-        write_rows<S, T>(x.dq_dot, scale_, p_, x.q, p_.D, static_cast<S*>(g_.dq_dot), nullptr);
+        write_rows<T>(x.dq, scale_, p_, x.q, p_.D, g_.g.dq, nullptr);
+        write_rows<T>(x.dq_dot, scale_, p_, x.q, p_.D, g_.dq_dot, nullptr);
     }
 
 private:
@@ -223,14 +222,14 @@ private:
           g_(g),
           rows_(cut.take<T>(lanes<T> * padded<T>(std::max(p.D, p.E)))),
           scale_(cut.fill<T>(block<T>, static_cast<T>(p.scale))),
-          k_(p.D, true, cut),
-          v_(p.E, false, cut),
-          k_dot_(t.k.data ? p.D : 0, true, cut),
-          v_dot_(t.v.data ? p.E : 0, false, cut),
-          dk_(p.D, g.g.dk, static_cast<T>(p.scale), cut),
-          dv_(p.E, g.g.dv, T{1}, cut),
-          dk_dot_(p.D, g.dk_dot, static_cast<T>(p.scale), cut),
-          dv_dot_(p.E, g.dv_dot, T{1}, cut),
+          k_(p.type, p.D, true, cut),
+          v_(p.type, p.E, false, cut),
+          k_dot_(p.type, t.k.data ? p.D : 0, true, cut),
+          v_dot_(p.type, t.v.data ? p.E : 0, false, cut),
+          dk_(p.type, p.D, g.g.dk, static_cast<T>(p.scale), cut),
+          dv_(p.type, p.E, g.g.dv, T{1}, cut),
+          dk_dot_(p.type, p.D, g.dk_dot, static_cast<T>(p.scale), cut),
+          dv_dot_(p.type, p.E, g.dv_dot, T{1}, cut),
           scores_(p, cut, t.bias),
           tiles_(tiles(cut)),
           dbias_(g.g.dbias, g.g.dbias_alone, tiles_.ds, blocks, cut),
@@ -269,8 +268,8 @@ private:
     const Tangents& t_;
     BackwardTangentProblem g_;
     T *rows_, *scale_;
-    KeyTile<S> k_, v_, k_dot_, v_dot_;
-    KeySum<S> dk_, dv_, dk_dot_, dv_dot_;
+    KeyTile<T> k_, v_, k_dot_, v_dot_;
+    KeySum<T> dk_, dv_, dk_dot_, dv_dot_;
     Scores<T> scores_;
     SecondOrderTiles<T> tiles_;
     BiasSum<T> dbias_, dbias_dot_;
@@ -279,9 +278,9 @@ private:
     std::size_t used_ = 0;
 };
 
-template <class S>
+template <class T>
 void backward_tangent(const Problem& p, const Tangents& t, const BackwardTangentProblem& g, Team& team) {
-    run_chunks<BackwardTangent<S>>(p, g.g.dbias, 30.0 * p.D, team, t, g);
+    run_chunks<BackwardTangent<T>>(p, g.g.dbias, 30.0 * p.D, team, t, g);
 }
 
 }  // namespace attngrad::ATTNGRAD_ISA

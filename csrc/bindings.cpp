@@ -16,8 +16,8 @@
 #include <vector>
 
 #include "buffers.hpp"
+#include "dispatch.hpp"
 #include "philox.hpp"
-#include "problem.hpp"
 #include "team.hpp"
 
 namespace nb = nanobind;
@@ -181,7 +181,7 @@ ForwardResult forward_result(const Output& out, const Output& wide_out, const Ou
 
 void forward(const Call& call, Output out, Output wide_out, Output lse, Output top, Output inverse) {
     const ForwardResult r = forward_result(out, wide_out, lse, top, inverse);
-    run([&](const Kernels& kernels, Team& team) { kernels.forward(call.p, r, team); });
+    run([&](const Kernels& kernels, Team& team) { kernels.passes(call.p.type).forward(call.p, r, team); });
 }
 
 // The directions of forward mode; arrays are kept alive here, as in Call.
@@ -205,7 +205,7 @@ void forward_tangent(const Call& call, const Directions& directions, Output out,
                      Output inverse, Output out_dot, Output wide_out_dot, Output lse_dot, Output shift, Output mean) {
     const ForwardTangentResult r{forward_result(out, wide_out, lse, top, inverse),
                                  data_of(out_dot), data_of(wide_out_dot), data_of(lse_dot), data_of(shift), data_of(mean)};
-    run([&](const Kernels& kernels, Team& team) { kernels.forward_tangent(call.p, directions.t, r, team); });
+    run([&](const Kernels& kernels, Team& team) { kernels.passes(call.p.type).forward_tangent(call.p, directions.t, r, team); });
 }
 
 BackwardProblem backward_problem(const Call& call, const Array& dout, const Array& dlse, const Array& out,
@@ -219,7 +219,7 @@ BackwardProblem backward_problem(const Call& call, const Array& dout, const Arra
 void backward(const Call& call, Array dout, Array dlse, Array out, Array top, Array inverse, Output dq, Output dk,
               Output dv, Output delta, Array dbias) {
     const BackwardProblem g = backward_problem(call, dout, dlse, out, top, inverse, dq, dk, dv, delta, dbias);
-    run([&](const Kernels& kernels, Team& team) { kernels.backward(call.p, g, team); });
+    run([&](const Kernels& kernels, Team& team) { kernels.passes(call.p.type).backward(call.p, g, team); });
 }
 
 void backward_tangent(const Call& call, const Directions& directions, Array dout, Array dlse, Array out, Array top,
@@ -230,7 +230,7 @@ void backward_tangent(const Call& call, const Directions& directions, Array dout
                                    rows_of(dout_dot), data_of(dlse_dot), data_of(out_dot), data_of(shift), data_of(mean),
                                    data_of(dq_dot), data_of(dk_dot), data_of(dv_dot), data_of(delta_dot),
                                    plane_of(dbias_dot, Type::f32)};
-    run([&](const Kernels& kernels, Team& team) { kernels.backward_tangent(call.p, directions.t, g, team); });
+    run([&](const Kernels& kernels, Team& team) { kernels.passes(call.p.type).backward_tangent(call.p, directions.t, g, team); });
 }
 
 // --- tensors by address --------------------------------------------------------------------------------------------------
@@ -347,7 +347,7 @@ nb::object plain_forward(int type, nb::handle q, nb::handle k, nb::handle v, con
         saved = enclose(s);
         r = {at(out), s->out(), r.lse, s->top(), s->inverse()};
     }
-    run([&](const Kernels& kernels, Team& team) { kernels.forward(x.p, r, team); });
+    run([&](const Kernels& kernels, Team& team) { kernels.passes(x.p.type).forward(x.p, r, team); });
     return saved;
 }
 
@@ -362,12 +362,14 @@ bool plain_backward(const nb::capsule& saved, int type, nb::handle q, nb::handle
     if (!dout.is_none() && !(d.read(dout) && d.shape == s.shape)) return false;
     Memory delta(x.number() * static_cast<std::size_t>(x.rows()));
     const BackwardProblem g{d.rows, at(dlse), s.out(), s.top(), s.inverse(), at(dq), at(dk), at(dv), delta.data(), {}, false};
-    run([&](const Kernels& kernels, Team& team) { kernels.backward(x.p, g, team); });
+    run([&](const Kernels& kernels, Team& team) { kernels.passes(x.p.type).backward(x.p, g, team); });
     return true;
 }
 
 void narrow(int type, Array in, Output out) {
-    run([&](const Kernels& kernels, Team& team) { kernels.narrow(static_cast<Type>(type), in.data(), out.data(), in.size(), team); });
+    run([&](const Kernels& kernels, Team& team) {
+        kernels.tools->narrow(static_cast<Type>(type), in.data(), out.data(), static_cast<std::int64_t>(in.size()), team);
+    });
 }
 
 // Operations a second of multiply-adds on all threads, and bytes a second read from a large array.
@@ -375,13 +377,13 @@ constexpr int worth_all = 4096;  // sleeping workers are woken, too
 
 double fma_rate(bool f64, std::int64_t rounds) {
     const int threads = g_threads;
-    const Kernels& kernels = *g_kernels.load();
+    const Tools& tools = *g_kernels.load()->tools;
     WithoutGil without;
     Team team(threads, {});
     const auto start = std::chrono::steady_clock::now();
     std::atomic<std::int64_t> done{0};
     team.run(threads, worth_all, [&](std::int64_t, int) {
-        done += static_cast<std::int64_t>((f64 ? kernels.multiply_add_f64 : kernels.multiply_add_f32)(rounds));
+        done += static_cast<std::int64_t>((f64 ? tools.multiply_add_f64 : tools.multiply_add_f32)(rounds));
     });
     return static_cast<double>(done) / std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
@@ -389,36 +391,38 @@ double fma_rate(bool f64, std::int64_t rounds) {
 double read_rate(nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu> data) {
     const float* first = data.data();
     const int threads = g_threads;
-    const Kernels& kernels = *g_kernels.load();
+    const Tools& tools = *g_kernels.load()->tools;
     const auto part = static_cast<std::int64_t>(data.size()) / threads;
     WithoutGil without;
     Team team(threads, {});
     const auto start = std::chrono::steady_clock::now();
     std::atomic<std::int64_t> done{0};
     team.run(threads, worth_all, [&](std::int64_t task, int) {
-        done += static_cast<std::int64_t>(kernels.read_memory(first + task * part, part));
+        done += static_cast<std::int64_t>(tools.read_memory(first + task * part, part));
     });
     return static_cast<double>(done) / std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
 nb::list isa_names() {
-    int count = 0;
-    const InstructionSet* sets = instruction_sets(count);
     nb::list names;
-    for (int i = 0; i < count; ++i)
-        if (sets[i].available) names.append(sets[i].kernels->name);
+    for (const InstructionSet& set : instruction_sets())
+        if (set.available) names.append(set.kernels->name);
     return names;
 }
 
 void set_isa(const std::string& name) {
-    int count = 0;
-    const InstructionSet* sets = instruction_sets(count);
-    for (int i = 0; i < count; ++i)
-        if (sets[i].available && name == sets[i].kernels->name) {
-            g_kernels = sets[i].kernels;
+    for (const InstructionSet& set : instruction_sets())
+        if (set.available && name == set.kernels->name) {
+            g_kernels = set.kernels;
             return;
         }
     throw nb::value_error(("no such instruction set on this machine: " + name).c_str());
+}
+
+// The sets of another module, which were compiled from the same headers.
+void add_isas(const nb::capsule& sets) {
+    const auto& more = *static_cast<const std::vector<InstructionSet>*>(sets.data("attngrad.instruction_sets"));
+    instruction_sets().insert(instruction_sets().end(), more.begin(), more.end());
 }
 
 }  // namespace
@@ -427,16 +431,18 @@ NB_MODULE(_native, m) {
     if (PyInterpreterState_Get() != PyInterpreterState_Main())  // where it would wait for the GIL of the main one forever
         throw nb::import_error("attngrad: cannot be imported in a sub-interpreter. Import it in the main interpreter.");
     nb::set_leak_warnings(false);  // what daemon threads work on when the interpreter ends is never freed
-    int count = 0;
-    const InstructionSet* sets = instruction_sets(count);
-    for (int i = count - 1; i >= 0; --i)
-        if (sets[i].available) g_kernels = sets[i].kernels;
+    for (const InstructionSet& set : instruction_sets()) {
+        if (!set.available) continue;
+        g_kernels = set.kernels;
+        break;
+    }
     g_threads = default_threads();
 
     m.attr("compiler") = __VERSION__;
     m.def("isa_names", &isa_names);
     m.def("isa", [] { return g_kernels.load()->name; });
     m.def("set_isa", &set_isa);
+    m.def("add_isas", &add_isas, nb::arg("sets"));
     m.def("set_num_threads", [](int n) { g_threads = n; });
     m.def("get_num_threads", [] { return g_threads.load(); });
     m.def("buffer", &buffer, nb::arg("bytes"));

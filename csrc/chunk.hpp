@@ -21,28 +21,25 @@ struct ChunkTask {
 // --- a block of queries -----------------------------------------------------------------------------------------------
 
 // The rows of a block where they lie, if they lie as strips do: whole vectors, one strip, one head. Else null.
-template <class S, class T>
-inline const T* strips_in_place(const Rows& x, const Block<T>& q, long length) {
-    if constexpr (std::is_same_v<S, T>) {
-        const bool one_strip = length == padded<T>(length) && length <= strip<T>;
-        if (one_strip && x.row == length && q.head[0] == q.head[q.count - 1])
-            return row_of<S>(x, q.b, q.head[0], q.row[0]);
-    }
-    return nullptr;
+template <class T>
+inline const T* strips_in_place(Type type, const Rows& x, const Block<T>& q, long length) {
+    const bool one_strip = length == padded<T>(length) && length <= strip<T>;
+    const bool in_place = type == compute_type<T> && one_strip && x.row == length && q.head[0] == q.head[q.count - 1];
+    return in_place ? row_of<T>(x, q.b, q.head[0], q.row[0]) : nullptr;
 }
 
 // The queries of a block: into the lanes, times `factor`; and as strips of whole vectors, [strip][row][columns of the strip]:
 // a copy, or where the rows lie. f(lane, rows) for every vector of them. A query that sees nothing (inverse = 0) is as good
 // as zero, whatever it holds.
-template <class S, class T, class F>
-inline const T* pack_rows(const Rows& x, const Block<T>& q, long length, const T* inverse, T factor, T* rows, T* into_lanes,
-                          T* copy, F f) {
+template <class T, class F>
+inline const T* pack_rows(Type type, const Rows& x, const Block<T>& q, long length, const T* inverse, T factor, T* rows,
+                          T* into_lanes, T* copy, F f) {
     const long columns = padded<T>(length);
     const bool blind = !x.data || std::find(inverse, inverse + q.count, T{0}) != inverse + q.count;
-    const T* strips = blind ? nullptr : strips_in_place<S, T>(x, q, length);
+    const T* strips = blind ? nullptr : strips_in_place<T>(type, x, q, length);
     for (int lane = 0; lane < q.width; lane += lanes<T>) {
         VectorOfRows<T> in{rows, columns, std::min(lanes<T>, q.count - lane)};
-        if (x.data) in = gather_rows<S, T>(x, q, lane, length, rows);
+        if (x.data) in = gather_rows<T>(type, x, q, lane, length, rows);
         if (blind) {
             for (int i = 0; i < in.count; ++i) {
                 T* row = rows + i * columns;
@@ -106,21 +103,20 @@ inline void each_key_run(const Block<T>& q, const Span* seen, long k0, long k1, 
 
 // The gradient of k or v (or its tangent): summed within a tile of keys, then added to the result (B, Hk, S, length). Where
 // there is no result, nothing is done. A 16-bit result is rounded once, when the last chunk has been added.
-template <class S>
+template <class T>
 class KeySum {
-    using T = Compute<S>;
-    static constexpr bool rounds = !std::is_same_v<S, T>;
-
 public:
-    KeySum(long length, void* result, T factor, Cutter& cut)
-        : length_(length),
+    KeySum(Type type, long length, void* result, T factor, Cutter& cut)
+        : type_(type),
+          rounds_(type != compute_type<T>),
+          length_(length),
           columns_(padded<T>(length)),
-          result_(static_cast<S*>(result)),
+          result_(result),
           tile_(cut.take<T>(keys<T> * padded<T>(length))),
           factor_(cut.fill<T>(keys<T>, factor)) {}
 
     // Numbers a key that are kept from chunk to chunk apart from the result, and where.
-    long kept() const { return rounds && result_ ? length_ : 0; }
+    long kept() const { return rounds_ && result_ ? length_ : 0; }
     void keep_in(T* sums) { sums_ = sums; }
 
     // A tile of keys, whose rows of the result start at `first_row`. `alone`: every row is added to once at most, in order.
@@ -130,7 +126,7 @@ public:
         rows_ = rows;
         written_ = 0;
         summed_ = false;
-        alone_ = !rounds && alone && length_ == columns_;
+        alone_ = !rounds_ && alone && length_ == columns_;
     }
 
     // Rows of the tile += a (rows x queries q0 .. q1) b, with b in strips.
@@ -138,7 +134,7 @@ public:
         if (!result_) return;
         if (alone_) {
             write_zeros(row);
-            if constexpr (!rounds) add_to<ScaledToZero>(a, b, q0, q1, rows, result_ + first_ + row * length_);
+            add_to<ScaledToZero>(a, b, q0, q1, rows, numbers() + row * length_);
             written_ = row + rows;
         } else if (!summed_ && rows == rows_) {
             add_to<ToZero>(a, b, q0, q1, rows, tile_);
@@ -160,32 +156,43 @@ public:
     // The tile to the result: the first chunk writes (zeros where it saw nothing), the others add.
     void write(bool first, bool last) {
         if (!result_) return;
-        if (alone_ || (first && !summed_ && (last || !rounds))) return write_zeros(rows_);
-        if constexpr (!rounds) {
-            add_tile(first, result_ + first_, result_ + first_);
-        } else if (last) {
-            add_tile(first, sums_ + first_, result_ + first_);
-        } else {
-            add_tile(first, sums_ + first_, sums_ + first_);
+        if (alone_ || (first && !summed_ && (last || !rounds_))) return write_zeros(rows_);
+        if (!rounds_) return add_tile(first, numbers());
+        if (!last) return add_tile(first, sums_ + first_);
+        if (!summed_) std::memset(tile_, 0, sizeof(T) * rows_ * columns_);
+        const T *sums = sums_ + first_, factor = factor_[0];
+        T* tile = tile_;
+        for (long k = 0; k < rows_; ++k, sums += length_, tile += columns_) {
+            if (first) {
+                for (long i = 0; i < length_; ++i) tile[i] *= factor;
+            } else {
+#pragma GCC ivdep
+                for (long i = 0; i < length_; ++i) tile[i] = sums[i] + factor * tile[i];
+            }
         }
+        narrow_rows<T>(type_, tile_, columns_, rows_, length_, nullptr, result_, first_);
     }
 
 private:
+    T* numbers() const { return static_cast<T*>(result_) + first_; }  // of a result in the compute type
+
     void write_zeros(long end) {
-        if (written_ < end) std::memset(result_ + first_ + written_ * length_, 0, sizeof(S) * (end - written_) * length_);
+        const std::int64_t size = size_of(type_), at = first_ + written_ * length_;
+        if (written_ < end) std::memset(static_cast<char*>(result_) + at * size, 0, size * (end - written_) * length_);
     }
 
-    // to = the tile, and what earlier chunks have left in `from`.
-    template <class X>
-    void add_tile(bool first, const T* from, X* to) {
-        if (!summed_ && !first && std::is_same_v<X, T>) return;
+    // The tile to sums in the compute type, or added to what earlier chunks have left there.
+    void add_tile(bool first, T* to) {
+        if (!summed_ && !first) return;
         if (!summed_) std::memset(tile_, 0, sizeof(T) * rows_ * columns_);
-        const T* tile = tile_;
-        for (long k = 0; k < rows_; ++k, from += length_, to += length_, tile += columns_) {
+        const T *tile = tile_, factor = factor_[0];
+        for (long k = 0; k < rows_; ++k, to += length_, tile += columns_) {
             if (first) {
-                for (long i = 0; i < length_; ++i) narrow(factor_[0] * tile[i], to[i]);
+#pragma GCC ivdep
+                for (long i = 0; i < length_; ++i) to[i] = factor * tile[i];
             } else {
-                for (long i = 0; i < length_; ++i) narrow(from[i] + factor_[0] * tile[i], to[i]);
+#pragma GCC ivdep
+                for (long i = 0; i < length_; ++i) to[i] += factor * tile[i];
             }
         }
     }
@@ -199,9 +206,11 @@ private:
         }
     }
 
+    Type type_;
+    bool rounds_;  // the result is of fewer bits than the sums
     long length_, columns_, rows_ = 0, written_ = 0;
     std::int64_t first_ = 0;  // where the rows of the tile start in the result
-    S* result_;
+    void* result_;
     T *sums_ = nullptr, *tile_, *factor_;  // factor: the same for every row
     bool summed_ = false, alone_ = false;
 };
@@ -403,12 +412,12 @@ void run_chunks(const Problem& p, const Plane& dbias, double flops, Team& team, 
 }
 
 // A sum in the compute type, rounded to the storage type.
-template <class S>
-void narrow_array(const Compute<S>* in, S* out, std::int64_t n, Team& team) {
+template <class T>
+void narrow_array(Type type, const T* in, void* out, std::int64_t n, Team& team) {
     constexpr std::int64_t step = 1 << 16;
     const std::int64_t tasks = (n + step - 1) / step;
     team.run(tasks, static_cast<int>(std::min<std::int64_t>(tasks / 2 + 1, 4096)), [&](std::int64_t task, int) {
-        narrow_row<S, Compute<S>>(in + task * step, std::min(step, n - task * step), 1, out + task * step);
+        narrow_rows<T>(type, in + task * step, 0, 1, std::min(step, n - task * step), nullptr, out, task * step);
     });
 }
 

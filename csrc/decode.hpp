@@ -44,10 +44,8 @@ inline void dot_products(const T* q, long q_stride, int count, const T* k, long 
     }
 }
 
-template <class S>
+template <class T>
 class Decode {
-    using T = Compute<S>;
-
 public:
     static constexpr long run_length = 16 * keys<T>;  // keys of one task
 
@@ -62,7 +60,7 @@ public:
         q_.set(p_, b, key_head, 0, rows);
         const long columns = padded<T>(p_.D);
         for (int n = 0; n < rows; ++n)
-            widen_row<S, T>(row_of<S>(p_.q, b, q_.head[n], q_.row[n]), p_.D, columns, q_rows_ + n * columns);
+            widen_rows<T>(p_.type, row_of(p_.q, p_.type, b, q_.head[n], q_.row[n]), 0, 1, p_.D, columns, q_rows_ + n * columns);
         for (long i = 0; i < rows * columns; ++i) q_rows_[i] *= Scores<T>::query_factor(p_);
         // The sink is one more key, whose value is zero: the first run starts from it.
         for (int n = 0; n < q_.width; ++n) {
@@ -88,8 +86,8 @@ private:
           top_(cut.take<T>(block<T>)),
           sum_(cut.take<T>(block<T>)),
           factor_(cut.take<T>(block<T>)),
-          k_(p.D, false, cut),
-          v_(p.E, true, cut),
+          k_(p.type, p.D, false, cut),
+          v_(p.type, p.E, true, cut),
           scores_(p, cut),
           used_(cut.used()) {}
 
@@ -107,16 +105,15 @@ private:
     const Problem& p_;
     Block<T> q_;
     T *q_rows_, *st_, *top_, *sum_, *factor_;
-    KeyTile<S> k_, v_;
+    KeyTile<T> k_, v_;
     Scores<T> scores_;
     std::size_t used_;
 };
 
 // The partial softmaxes of one key head, merged in the order of the keys into the first, and written out.
-template <class S>
+template <class T>
 void merge_runs(const Problem& p, const ForwardResult& r, std::int64_t b, std::int64_t key_head, std::int64_t runs,
-                Compute<S>* partials) {
-    using T = Compute<S>;
+                T* partials) {
     constexpr T minus_inf = -std::numeric_limits<T>::infinity();
     const T to_log2 = static_cast<T>(log2e) / Scores<T>::unit(p);
     const std::int64_t rows = p.group() * p.T, columns = padded<T>(p.E), each = rows * (2 + columns);
@@ -133,29 +130,28 @@ void merge_runs(const Problem& p, const ForwardResult& r, std::int64_t b, std::i
         }
         const T inverse = sum == 0 ? 0 : 1 / sum;
         const std::int64_t at = (b * p.Hq + key_head * p.group()) * p.T + row;
-        if (r.out) narrow_row<S, T>(total, p.E, inverse, static_cast<S*>(r.out) + at * p.E);
-        if (r.wide_out) narrow_row<T, T>(total, p.E, inverse, static_cast<T*>(r.wide_out) + at * p.E);
+        if (r.out) narrow_rows<T>(p.type, total, 0, 1, p.E, &inverse, r.out, at * p.E);
+        if (r.wide_out) narrow_rows<T>(compute_type<T>, total, 0, 1, p.E, &inverse, r.wide_out, at * p.E);
         write_statistics<T>(p, r, at, 1, broadcast<T>(top), broadcast<T>(sum));
     }
 }
 
-template <class S>
+template <class T>
 void decode(const Problem& p, const ForwardResult& r, Team& team) {
-    using T = Compute<S>;
-    const std::int64_t heads = p.B * p.Hk, runs = std::max<std::int64_t>(1, (p.S + Decode<S>::run_length - 1) / Decode<S>::run_length);
+    const std::int64_t heads = p.B * p.Hk, runs = std::max<std::int64_t>(1, (p.S + Decode<T>::run_length - 1) / Decode<T>::run_length);
     const std::int64_t tasks = heads * runs;
     const int worth = worth_waking(4.0 * p.B * p.Hk * p.S * (p.D + p.E)), workers = team.workers(tasks, worth);
-    const std::size_t each = Scratch::bytes<char>(Decode<S>::bytes(p)), partial = Decode<S>::partial_size(p);
+    const std::size_t each = Scratch::bytes<char>(Decode<T>::bytes(p)), partial = Decode<T>::partial_size(p);
     const Scratch scratch(each * workers), partials(sizeof(T) * partial * tasks);
     auto* sums = reinterpret_cast<T*>(partials.data());
     team.run(tasks, worth, [&](std::int64_t task, int worker) {
         const std::int64_t head = task / runs, n = task % runs;
-        Decode<S>(p, scratch.data() + each * worker)
-            .run(head / p.Hk, head % p.Hk, n * Decode<S>::run_length, sums + task * partial, team);
+        Decode<T>(p, scratch.data() + each * worker)
+            .run(head / p.Hk, head % p.Hk, n * Decode<T>::run_length, sums + task * partial, team);
     });
     if (team.cancelled()) return;
     for (std::int64_t head = 0; head < heads; ++head)
-        merge_runs<S>(p, r, head / p.Hk, head % p.Hk, runs, sums + head * runs * partial);
+        merge_runs<T>(p, r, head / p.Hk, head % p.Hk, runs, sums + head * runs * partial);
 }
 
 }  // namespace attngrad::ATTNGRAD_ISA

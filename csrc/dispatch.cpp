@@ -1,19 +1,26 @@
 // The instruction sets that are compiled in, and which of them this machine has.
-#include "problem.hpp"
+#include "dispatch.hpp"
 
 #if defined(__x86_64__) && defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
 
-namespace attngrad {
-
-extern const Kernels baseline_kernels;
+ATTNGRAD_DECLARE_TARGET(baseline)
 #if defined(__x86_64__)
-extern const Kernels amx_kernels, avx512_kernels, avx2_kernels;
-extern const Kernels amx_always_kernels, wide_kernels, tiles_kernels, narrow_kernels;
+ATTNGRAD_DECLARE_TARGET(avx2)
+ATTNGRAD_DECLARE_TARGET(avx512)
+ATTNGRAD_DECLARE_TILES(amx)
+#endif
 
+namespace attngrad {
 namespace {
+
+constexpr Kernels baseline_kernels{"baseline", &baseline::float64_passes, &baseline::float32_passes, &baseline::tools};
+#if defined(__x86_64__)
+constexpr Kernels avx2_kernels{"avx2", &avx2::float64_passes, &avx2::float32_passes, &avx2::tools};
+constexpr Kernels avx512_kernels{"avx512", &avx512::float64_passes, &avx512::float32_passes, &avx512::tools};
+constexpr Kernels amx_kernels{"amx", &avx512::float64_passes, &amx::float32_passes, &avx512::tools};
 
 // Matrix tiles: the processor has them, the system saves them, and lets this process use them if asked.
 bool has_amx() {
@@ -30,24 +37,24 @@ bool has_amx() {
 #endif
 }
 
-}  // namespace
 #endif
 
-const InstructionSet* instruction_sets(int& count) {
+std::vector<InstructionSet> compiled_in() {
 #if defined(__x86_64__)
     const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-    static const bool amx = avx512 && has_amx();
-    // Best first. The last four are for tests: matrix tiles at any length, on any machine; 512-bit and 128-bit code on AVX2.
-    static const InstructionSet sets[] = {
-        {&amx_kernels, amx},        {&avx512_kernels, avx512}, {&avx2_kernels, avx2}, {&baseline_kernels, true},
-        {&amx_always_kernels, amx}, {&tiles_kernels, avx2},    {&wide_kernels, avx2}, {&narrow_kernels, avx2},
-    };
+    const bool amx = avx512 && has_amx();
+    return {{&amx_kernels, amx}, {&avx512_kernels, avx512}, {&avx2_kernels, avx2}, {&baseline_kernels, true}};
 #else
-    static const InstructionSet sets[] = {{&baseline_kernels, true}};
+    return {{&baseline_kernels, true}};
 #endif
-    count = sizeof sets / sizeof *sets;
+}
+
+}  // namespace
+
+std::vector<InstructionSet>& instruction_sets() {
+    static std::vector<InstructionSet> sets = compiled_in();
     return sets;
 }
 

@@ -12,40 +12,40 @@ namespace attngrad::ATTNGRAD_ISA {
 
 // A vector of rows of q (or dout): where they lie, if they are of the compute type, whole vectors and of one head; else a
 // copy in `rows` [W][columns].
-template <class S, class T>
-inline VectorOfRows<T> gather_rows(const Rows& x, const Block<T>& q, int lane, long length, T* rows) {
+template <class T>
+inline VectorOfRows<T> gather_rows(Type type, const Rows& x, const Block<T>& q, int lane, long length, T* rows) {
     const long columns = padded<T>(length);
     const int count = std::min(lanes<T>, q.count - lane);
-    if constexpr (std::is_same_v<S, T>) {
-        if (columns == length && q.head[lane] == q.head[lane + count - 1])
-            return {row_of<S>(x, q.b, q.head[lane], q.row[lane]), x.row, count};
+    if (type == compute_type<T> && columns == length && q.head[lane] == q.head[lane + count - 1])
+        return {row_of<T>(x, q.b, q.head[lane], q.row[lane]), x.row, count};
+    for (int i = 0, end; i < count; i = end) {  // the rows of one head at a time
+        for (end = i + 1; end < count && q.head[lane + end] == q.head[lane + i];) ++end;
+        widen_rows<T>(type, row_of(x, type, q.b, q.head[lane + i], q.row[lane + i]), x.row, end - i, length, columns,
+                      rows + i * columns);
     }
-    for (int i = 0; i < count; ++i)
-        widen_row<S, T>(row_of<S>(x, q.b, q.head[lane + i], q.row[lane + i]), length, columns, rows + i * columns);
     return {rows, columns, count};
 }
 
 // q transposed into the lanes: out[d][lane] = factor * q[lane][d].
-template <class S, class T>
-inline void pack_lanes(const Rows& x, const Block<T>& q, long length, T factor, T* rows, T* out) {
+template <class T>
+inline void pack_lanes(Type type, const Rows& x, const Block<T>& q, long length, T factor, T* rows, T* out) {
     for (int lane = 0; lane < q.width; lane += lanes<T>)
-        transpose_in<T>(gather_rows<S, T>(x, q, lane, length, rows), padded<T>(length), out + lane, block<T>, factor);
+        transpose_in<T>(gather_rows<T>(type, x, q, lane, length, rows), padded<T>(length), out + lane, block<T>, factor);
 }
 
 // Sums of a block, a row of whole vectors for each lane, to rows of an array (B, Hq, T, length), times factor[lane].
-template <class S, class T>
-inline void write_rows(const T* sums, const T* factor, const Problem& p, const Block<T>& q, long length, S* out, T* wide) {
-    for (int n = 0; n < q.count; ++n, sums += padded<T>(length)) {
-        const std::int64_t at = q.index(p, n) * length;
-        if (out) narrow_row<S, T>(sums, length, factor[n], out + at);
-        if (wide) narrow_row<T, T>(sums, length, factor[n], wide + at);
-    }
+template <class T>
+inline void write_rows(const T* sums, const T* factor, const Problem& p, const Block<T>& q, long length, void* out,
+                       void* wide) {
+    const std::int64_t first = q.index(p, 0) * length;
+    if (out) narrow_rows<T>(p.type, sums, padded<T>(length), q.count, length, factor, out, first);
+    if (wide) narrow_rows<T>(compute_type<T>, sums, padded<T>(length), q.count, length, factor, wide, first);
 }
 
 // The rows of a block in an array (B, Hq, T, length), if they are what its sums are: whole vectors of the compute type.
-template <class S, class T>
-inline T* rows_as_sums(void* array, const Problem& p, const Block<T>& q, long length) {
-    if (!std::is_same_v<S, T> || length != padded<T>(length)) return nullptr;
+template <class T>
+inline T* rows_as_sums(Type type, void* array, const Problem& p, const Block<T>& q, long length) {
+    if (type != compute_type<T> || length != padded<T>(length)) return nullptr;
     return static_cast<T*>(array) + q.index(p, 0) * length;
 }
 
@@ -144,10 +144,8 @@ inline void write_statistics(const Problem& p, const ForwardResult& r, std::int6
     write(r.inverse, blind ? Vec<T>{} : 1 / sum);
 }
 
-template <class S>
+template <class T>
 class Forward {
-    using T = Compute<S>;
-
 public:
     Forward(const Problem& p, const ForwardResult& r, char* memory) : Forward(p, r, Cutter(memory)) {}
 
@@ -155,12 +153,13 @@ public:
 
     void run(std::int64_t b, std::int64_t key_head, std::int64_t first, int length, const Team& team) {
         q_.set(p_, b, key_head, first, length);
-        pack_lanes<S, T>(p_.q, q_, p_.D, Scores<T>::query_factor(p_), rows_, qt_);
+        pack_lanes<T>(p_.type, p_.q, q_, p_.D, Scores<T>::query_factor(p_), rows_, qt_);
         start();
         const Span seen = q_.all.outer;
         in_place_ = nullptr;
         if (q_.in_one_tile(p_))
-            in_place_ = r_.wide_out ? rows_as_sums<T, T>(r_.wide_out, p_, q_, p_.E) : rows_as_sums<S, T>(r_.out, p_, q_, p_.E);
+            in_place_ = r_.wide_out ? rows_as_sums<T>(compute_type<T>, r_.wide_out, p_, q_, p_.E)
+                                    : rows_as_sums<T>(p_.type, r_.out, p_, q_, p_.E);
         if (!in_place_) clear();
         bool any = false;
         for (long k0 = seen.a / keys<T> * keys<T>; k0 < seen.b && !team.cancelled(); k0 += keys<T>) {
@@ -184,8 +183,8 @@ private:
           top_(cut.take<T>(block<T>)),
           sum_(cut.take<T>(block<T>)),
           factor_(cut.take<T>(block<T>)),
-          k_(p.D, false, cut),
-          v_(p.E, true, cut),
+          k_(p.type, p.D, false, cut),
+          v_(p.type, p.E, true, cut),
           scores_(p, cut),
           used_(cut.used()) {}
 
@@ -257,12 +256,11 @@ private:
     void finish() {
         for (int n = 0; n < q_.width; n += lanes<T>)
             write_statistics<T>(p_, r_, q_.index(p_, n), q_.count - n, load<T>(top_ + n), load<T>(sum_ + n));
-        S* out = static_cast<S*>(r_.out);
         if (!in_place_) {
             invert_sums(0, q_.width);
-            write_rows<S, T>(sums_, factor_, p_, q_, p_.E, out, static_cast<T*>(r_.wide_out));
-        } else if (r_.wide_out && out) {
-            narrow_row<S, T>(in_place_, q_.count * p_.E, 1, out + q_.index(p_, 0) * p_.E);
+            write_rows<T>(sums_, factor_, p_, q_, p_.E, r_.out, r_.wide_out);
+        } else if (r_.wide_out && r_.out) {
+            narrow_rows<T>(p_.type, in_place_, 0, 1, q_.count * p_.E, nullptr, r_.out, q_.index(p_, 0) * p_.E);
         }
     }
 
@@ -270,7 +268,7 @@ private:
     ForwardResult r_;
     Block<T> q_;
     T *rows_, *qt_, *sums_, *st_, *top_, *sum_, *factor_;
-    KeyTile<S> k_, v_;
+    KeyTile<T> k_, v_;
     Scores<T> scores_;
     std::size_t used_;
     T* in_place_ = nullptr;  // the rows of out, where the products write them
@@ -297,10 +295,10 @@ void run_blocks(const Problem& p, double flops, Team& team, std::size_t bytes, M
     }, true);
 }
 
-template <class S>
+template <class T>
 void forward(const Problem& p, const ForwardResult& r, Team& team) {
-    run_blocks<Forward<S>, Compute<S>>(p, 2.0 * (p.D + p.E), team, Forward<S>::bytes(p),
-                                       [&](char* memory) { return Forward<S>(p, r, memory); });
+    run_blocks<Forward<T>, T>(p, 2.0 * (p.D + p.E), team, Forward<T>::bytes(p),
+                              [&](char* memory) { return Forward<T>(p, r, memory); });
 }
 
 }  // namespace attngrad::ATTNGRAD_ISA

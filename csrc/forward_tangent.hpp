@@ -109,10 +109,8 @@ __attribute__((noinline)) void softmax_tangent(const Scores<T> scores, T* s, T* 
     }
 }
 
-template <class S>
+template <class T>
 class ForwardTangent {
-    using T = Compute<S>;
-
 public:
     ForwardTangent(const Problem& p, const Tangents& t, const ForwardTangentResult& r, char* memory)
         : ForwardTangent(p, t, r, Cutter(memory)) {}
@@ -122,8 +120,8 @@ public:
 
     void run(std::int64_t b, std::int64_t key_head, std::int64_t first, int length, const Team& team) {
         q_.set(p_, b, key_head, first, length);
-        pack_lanes<S, T>(p_.q, q_, p_.D, Scores<T>::query_factor(p_), rows_, qt_);
-        if (t_.q.data) pack_lanes<S, T>(t_.q, q_, p_.D, Scores<T>::query_factor(p_), rows_, q_dot_t_);
+        pack_lanes<T>(p_.type, p_.q, q_, p_.D, Scores<T>::query_factor(p_), rows_, qt_);
+        if (t_.q.data) pack_lanes<T>(p_.type, t_.q, q_, p_.D, Scores<T>::query_factor(p_), rows_, q_dot_t_);
         start();
         const Span seen = q_.all.outer;
         for (long k0 = seen.a / keys<T> * keys<T>; k0 < seen.b && !team.cancelled(); k0 += keys<T>) {
@@ -147,10 +145,10 @@ private:
           dt_(t.scores() ? cut.take<T>(keys<T> * block<T>) : nullptr),
           online_{cut.take<T>(block<T>), cut.take<T>(block<T>), cut.take<T>(block<T>), cut.take<T>(block<T>),
                   cut.take<T>(block<T>), cut.take<T>(block<T>), cut.take<T>(block<T>)},
-          k_(p.D, false, cut),
-          v_(p.E, true, cut),
-          k_dot_(t.k.data ? p.D : 0, false, cut),
-          v_dot_(t.v.data ? p.E : 0, true, cut),
+          k_(p.type, p.D, false, cut),
+          v_(p.type, p.E, true, cut),
+          k_dot_(p.type, t.k.data ? p.D : 0, false, cut),
+          v_dot_(p.type, t.v.data ? p.E : 0, true, cut),
           scores_(p, cut, t.bias),
           used_(cut.used()) {}
 
@@ -179,7 +177,7 @@ private:
                 const long row = (span.a - k0) * block<T> + at;
                 k_.template dots<ToZero>(vectors, span, qt_ + at, st_ + row);  // (F1)
                 if (dt_)
-                    sum_of_dots<S>(vectors, span, at, t_.q.data ? &k_ : nullptr, q_dot_t_, t_.k.data ? &k_dot_ : nullptr,
+                    sum_of_dots<T>(vectors, span, at, t_.q.data ? &k_ : nullptr, q_dot_t_, t_.k.data ? &k_dot_ : nullptr,
                                    qt_, dt_ + row);  // (T1)
             });
             if (panel.whole) {
@@ -239,9 +237,8 @@ private:
             for (long e = first; e < first + padded<T>(p_.E); e += lanes<T>)
                 store<T>(sums_dot_ + e, load<T>(sums_dot_ + e) - online_.rest[n] * load<T>(sums_ + e));
         }
-        write_rows<S, T>(sums_, online_.factor, p_, q_, p_.E, static_cast<S*>(r_.f.out), static_cast<T*>(r_.f.wide_out));
-        write_rows<S, T>(sums_dot_, online_.factor, p_, q_, p_.E, static_cast<S*>(r_.out_dot),
-                         static_cast<T*>(r_.wide_out_dot));
+        write_rows<T>(sums_, online_.factor, p_, q_, p_.E, r_.f.out, r_.f.wide_out);
+        write_rows<T>(sums_dot_, online_.factor, p_, q_, p_.E, r_.out_dot, r_.wide_out_dot);
     }
 
     const Problem& p_;
@@ -250,16 +247,16 @@ private:
     Block<T> q_;
     T *rows_, *qt_, *q_dot_t_, *sums_, *sums_dot_, *st_, *dt_;
     OnlineTangent<T> online_;
-    KeyTile<S> k_, v_, k_dot_, v_dot_;
+    KeyTile<T> k_, v_, k_dot_, v_dot_;
     Scores<T> scores_;
     std::size_t used_;
 };
 
-template <class S>
+template <class T>
 void forward_tangent(const Problem& p, const Tangents& t, const ForwardTangentResult& r, Team& team) {
     if (p.B * p.Hq * p.T == 0) return;
-    run_blocks<ForwardTangent<S>, Compute<S>>(p, 6.0 * (p.D + p.E), team, ForwardTangent<S>::bytes(p, t),
-                                              [&](char* memory) { return ForwardTangent<S>(p, t, r, memory); });
+    run_blocks<ForwardTangent<T>, T>(p, 6.0 * (p.D + p.E), team, ForwardTangent<T>::bytes(p, t),
+                                     [&](char* memory) { return ForwardTangent<T>(p, t, r, memory); });
 }
 
 }  // namespace attngrad::ATTNGRAD_ISA

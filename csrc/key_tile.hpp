@@ -6,31 +6,27 @@
 
 namespace attngrad::ATTNGRAD_ISA {
 
-template <class S>
+template <class T>
 class KeyTile {
-    using T = Compute<S>;
-
 public:
     // `whole`: rows of whole vectors, as combine() needs them; zero past the end.
-    KeyTile(long length, bool whole, Cutter& cut)
-        : length_(length),
+    KeyTile(Type type, long length, bool whole, Cutter& cut)
+        : type_(type),
+          length_(length),
           columns_(whole ? padded<T>(length) : length),
           whole_(whole),
-          buffer_(whole || !std::is_same_v<S, T> ? cut.template take<T>(keys<T> * columns_) : nullptr) {}
+          buffer_(whole || type != compute_type<T> ? cut.template take<T>(keys<T> * columns_) : nullptr) {}
 
     // Rows k0 .. k1 of one head.
     void load(const Rows& x, std::int64_t b, std::int64_t head, long k0, long k1) {
         k0_ = k0;
-        const S* first = row_of<S>(x, b, head, k0);
-        if constexpr (std::is_same_v<S, T>) {
-            // combine() reads the tile again and again: it must not lie at a stride that the cache cannot hold.
-            if (!whole_ || x.row == columns_) {
-                rows_ = first;
-                stride_ = x.row;
-                return;
-            }
+        // combine() reads the tile again and again: it must not lie at a stride that the cache cannot hold.
+        if (type_ == compute_type<T> && (!whole_ || x.row == columns_)) {
+            rows_ = row_of<T>(x, b, head, k0);
+            stride_ = x.row;
+            return;
         }
-        for (long k = 0; k < k1 - k0; ++k) widen_row<S, T>(first + k * x.row, length_, columns_, buffer_ + k * columns_);
+        widen_rows<T>(type_, row_of(x, type_, b, head, k0), x.row, k1 - k0, length_, columns_, buffer_);
         rows_ = buffer_;
         stride_ = columns_;
     }
@@ -74,6 +70,7 @@ public:
     }
 
 private:
+    Type type_;
     long length_, columns_, k0_ = 0, stride_ = 0;
     bool whole_;
     T* buffer_;
@@ -81,8 +78,8 @@ private:
 };
 
 // out[key][lane] = a . x + b . y, either of which may be missing (null): a tangent of a product. `lane` is the first lane.
-template <class S, class T = Compute<S>>
-inline void sum_of_dots(int vectors, Span span, int lane, const KeyTile<S>* a, const T* x, const KeyTile<S>* b, const T* y,
+template <class T>
+inline void sum_of_dots(int vectors, Span span, int lane, const KeyTile<T>* a, const T* x, const KeyTile<T>* b, const T* y,
                         T* out) {
     if (a) a->template dots<ToZero>(vectors, span, x + lane, out);
     if (a && b) b->template dots<ToC>(vectors, span, y + lane, out);

@@ -45,7 +45,7 @@ public:
         std::memset(wide_, 0, sizeof(float) * W * padded<float>(p_.E));
         for (int lane = 0; lane < x.q.count; lane += W) {
             VectorOfRows<float> rows{wide_, padded<float>(p_.E), std::min(W, x.q.count - lane)};
-            if (g_.dout.data) rows = gather_rows<S, float>(g_.dout, x.q, lane, p_.E, wide_);
+            if (g_.dout.data) rows = gather_rows<float>(p_.type, g_.dout, x.q, lane, p_.E, wide_);
             write_deltas<float>(p_, g_, x.q, lane, rows, x.inverse, x.delta);
         }
         split_rows<S>(p_.q, x.q, p_.D, q_, blind);
@@ -129,8 +129,8 @@ private:
           st_(cut.take<float>(R * Q)),
           dt_(cut.take<float>(R * Q)),
           scale_(cut.fill<float>(Q, static_cast<float>(p.scale))),
-          dk_(p.D, g.dk, static_cast<float>(p.scale), cut),
-          dv_(p.E, g.dv, 1.0f, cut),
+          dk_(p.type, p.D, g.dk, static_cast<float>(p.scale), cut),
+          dv_(p.type, p.E, g.dv, 1.0f, cut),
           scores_(p, cut),
           dbias_(g.dbias, g.dbias_alone, scores_.bias_tile(), blocks, cut),
           packed_(cut.take<Packed>(blocks)) {
@@ -151,7 +151,7 @@ private:
     BackwardProblem g_;
     Parts q_, dout_, k_, v_, keys_, dz_pairs_, p_rows_, dz_rows_;
     float *wide_, *st_, *dt_, *scale_;
-    KeySum<S> dk_, dv_;
+    KeySum<float> dk_, dv_;
     Scores<float> scores_;
     BiasSum<float> dbias_;
     Packed* packed_;

@@ -4,11 +4,13 @@
 #include <cstdint>
 
 #include "philox.hpp"
+#include "platform.hpp"
 
 namespace attngrad {
 
 // Codes of the storage types, as the bindings pass them.
 enum class Type : int { f64 = 0, f32 = 1, f16 = 2, bf16 = 3 };
+constexpr std::int64_t size_of(Type type) { return type == Type::f64 ? 8 : type == Type::f32 ? 4 : 2; }
 
 // An array (B, H, rows, features): strides in elements, features contiguous.
 struct Rows {
@@ -97,13 +99,15 @@ struct BackwardTangentProblem {
 // A kernel runs tasks 0, 1, ... of a fixed list; any thread may take the next one. Returns false when cancelled.
 class Team;
 
-struct Kernels {
-    const char* name;
-    int vector_bytes;
+// The four passes, for the storage types of one compute type: float64 alone; float32, float16 and bfloat16.
+struct Passes {
     void (*forward)(const Problem&, const ForwardResult&, Team&);
     void (*backward)(const Problem&, const BackwardProblem&, Team&);
     void (*forward_tangent)(const Problem&, const Tangents&, const ForwardTangentResult&, Team&);
     void (*backward_tangent)(const Problem&, const Tangents&, const BackwardTangentProblem&, Team&);
+};
+
+struct Tools {
     // float32 sums rounded to a 16-bit type.
     void (*narrow)(Type type, const void* in, void* out, std::int64_t n, Team&);
     // Probes of the machine, on one thread: operations done, bytes read.
@@ -112,11 +116,12 @@ struct Kernels {
     double (*read_memory)(const float* data, std::int64_t n);
 };
 
-// The instruction sets compiled in, best first; and whether this machine has them.
-struct InstructionSet {
-    const Kernels* kernels;
-    bool available;
+// All that is compiled for one instruction set.
+struct Kernels {
+    const char* name;
+    const Passes *float64, *float32;
+    const Tools* tools;
+    const Passes& passes(Type type) const { return type == Type::f64 ? *float64 : *float32; }
 };
-const InstructionSet* instruction_sets(int& count);
 
 }  // namespace attngrad

@@ -359,13 +359,7 @@ private:
         }
     }
     static void prepare_bias(const Plane& plane, const Block<T>& q, long k0, long k1, T* tile) {
-        if constexpr (sizeof(T) == 8) {
-            load_bias<double>(plane, q, k0, k1 - k0, tile);
-        } else {
-            if (plane.type == Type::f32) load_bias<float>(plane, q, k0, k1 - k0, tile);
-            if (plane.type == Type::f16) load_bias<Half>(plane, q, k0, k1 - k0, tile);
-            if (plane.type == Type::bf16) load_bias<BFloat16>(plane, q, k0, k1 - k0, tile);
-        }
+        with_storage<T>(plane.type, [&]<class S>() { load_bias<S>(plane, q, k0, k1 - k0, tile); });
     }
 
     void prepare_keep(const Block<T>& q, long k0, long k1) {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "problem.hpp"
 #include "vec.hpp"
 
 namespace attngrad {
@@ -19,16 +20,23 @@ struct BFloat16 {
 
 namespace attngrad::ATTNGRAD_ISA {
 
-template <class S>
-struct ComputeOf {
-    using type = float;
-};
-template <>
-struct ComputeOf<double> {
-    using type = double;
-};
-template <class S>
-using Compute = typename ComputeOf<S>::type;
+// The storage type that is computed with as it is.
+template <class T>
+constexpr Type compute_type = sizeof(T) == 8 ? Type::f64 : Type::f32;
+
+// f.operator()<S>() for the storage type, one of those that are computed with in T.
+template <class T, class F>
+ATTNGRAD_INLINE void with_storage(Type type, F f) {
+    if constexpr (sizeof(T) == 8) {
+        f.template operator()<double>();
+    } else {
+        switch (type) {
+            case Type::f16: return f.template operator()<Half>();
+            case Type::bf16: return f.template operator()<BFloat16>();
+            default: return f.template operator()<float>();
+        }
+    }
+}
 
 ATTNGRAD_INLINE float bits_to_float(std::uint32_t b) {
     float f;

@@ -129,19 +129,41 @@ inline void transpose_in(VectorOfRows<T> in, long columns, T* out, long out_stri
 
 // --- rows in user memory ----------------------------------------------------------------------------------------------
 
-template <class S, class T>
-ATTNGRAD_INLINE void widen_row(const S* in, long n, long n_padded, T* out) {
-    for (long i = 0; i < n; ++i) out[i] = widen(in[i]);
-    for (long i = n; i < n_padded; ++i) out[i] = 0;
-}
-template <class S, class T>
-ATTNGRAD_INLINE void narrow_row(const T* in, long n, T factor, S* out) {
-    for (long i = 0; i < n; ++i) narrow(in[i] * factor, out[i]);
-}
+//
+// The passes are compiled for a compute type T. In which type numbers are stored is asked here, at run time, a row or more at
+// a time: so 16-bit numbers need no passes of their own.
 
 template <class S>
 ATTNGRAD_INLINE const S* row_of(const Rows& x, std::int64_t b, std::int64_t h, std::int64_t i) {
     return static_cast<const S*>(x.data) + b * x.b + h * x.h + i * x.row;
+}
+inline const void* row_of(const Rows& x, Type type, std::int64_t b, std::int64_t h, std::int64_t i) {
+    return static_cast<const char*>(x.data) + (b * x.b + h * x.h + i * x.row) * size_of(type);
+}
+
+// Rows of n numbers to rows of n_padded, zero past the end.
+template <class T>
+__attribute__((noinline)) void widen_rows(Type type, const void* in, long stride, long rows, long n, long n_padded, T* out) {
+    with_storage<T>(type, [&]<class S>() {
+        const S* from = static_cast<const S*>(in);
+        for (long k = 0; k < rows; ++k, from += stride, out += n_padded) {
+            for (long i = 0; i < n; ++i) out[i] = widen(from[i]);
+            for (long i = n; i < n_padded; ++i) out[i] = 0;
+        }
+    });
+}
+
+// Rows of n numbers at a stride, times factor[row] (null: 1), one after the other from out[first] on.
+template <class T>
+__attribute__((noinline)) void narrow_rows(Type type, const T* in, long stride, long rows, long n, const T* factor, void* out,
+                                           std::int64_t first) {
+    with_storage<T>(type, [&]<class S>() {
+        S* to = static_cast<S*>(out) + first;
+        for (long k = 0; k < rows; ++k, in += stride, to += n) {
+            const T times = factor ? factor[k] : 1;
+            for (long i = 0; i < n; ++i) narrow(in[i] * times, to[i]);
+        }
+    });
 }
 
 // The dot products of the rows of a with those of b, which are contiguous.

@@ -1,0 +1,43 @@
+// A module of instruction sets that nobody needs but the tests: code for 512-bit and 128-bit vectors and for matrix tiles
+// that runs on any machine with AVX2; and AMX for heads of any length. It has a copy of all that is shipped, so that
+// switching it on compiles none of that again; `_native.add_isas` takes its capsule.
+#include <nanobind/nanobind.h>
+
+#include <string_view>
+
+#include "dispatch.hpp"
+
+namespace nb = nanobind;
+
+ATTNGRAD_DECLARE_TARGET(avx512)
+ATTNGRAD_DECLARE_TARGET(wide)
+ATTNGRAD_DECLARE_TARGET(narrow)
+ATTNGRAD_DECLARE_TILES(amx)
+ATTNGRAD_DECLARE_TILES(tiles)
+
+namespace attngrad {
+namespace {
+
+constexpr Kernels amx_always{"amx-always", &avx512::float64_passes, &amx::tiles_always, &avx512::tools};
+constexpr Kernels tiles_kernels{"avx2-tiles", &wide::float64_passes, &tiles::tiles_always, &wide::tools};
+constexpr Kernels wide_kernels{"avx2-512", &wide::float64_passes, &wide::float32_passes, &wide::tools};
+constexpr Kernels narrow_kernels{"avx2-128", &narrow::float64_passes, &narrow::float32_passes, &narrow::tools};
+
+bool available(std::string_view name) {
+    for (const InstructionSet& set : instruction_sets())
+        if (set.kernels->name == name) return set.available;
+    return false;
+}
+
+std::vector<InstructionSet> test_only_sets() {
+    const bool amx = available("amx"), avx2 = available("avx2");
+    return {{&amx_always, amx}, {&tiles_kernels, avx2}, {&wide_kernels, avx2}, {&narrow_kernels, avx2}};
+}
+
+}  // namespace
+}  // namespace attngrad
+
+NB_MODULE(_test_only, m) {
+    static const auto sets = attngrad::test_only_sets();
+    m.attr("isas") = nb::capsule(&sets, "attngrad.instruction_sets");
+}
