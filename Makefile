@@ -1,37 +1,48 @@
-# The README's two commands are `make demo` and `make test`. Each makes .venv and installs what it needs.
+# The README's two commands are `make demo` and `make test`. Each makes .venv and installs what it needs; the kernels are
+# compiled once for all of them.
 PYTHON ?= python3
 BIN := .venv/bin
-BUILD_INPUTS := pyproject.toml CMakeLists.txt $(wildcard csrc/*)
+BUILD_INPUTS := pyproject.toml CMakeLists.txt $(wildcard csrc/*.* csrc/*/*.* csrc/*/*/*.*)
+TESTING := .venv/.installed .venv/.group-test
+WORKERS := -n auto --dist loadgroup
 
-.PHONY: demo test test-full lint format clean sanitize sanitize-address sanitize-thread fuzz soak bench docs dist
+.PHONY: demo test test-all test-full lint format clean sanitize sanitize-address sanitize-thread fuzz soak bench \
+  bench-against docs dist
 
 demo: .venv/.installed
 	$(BIN)/attngrad demo
 
-test: .venv/.installed-test lint
-	$(BIN)/python -m pytest -n auto
+# Before a commit, in minutes: every package, every pass, every option alone, one instruction set per family.
+test: $(TESTING) lint
+	$(BIN)/python -m pytest $(WORKERS)
+
+# Pairs of options, all instruction sets, several seeds. SINCE_TEST=1 leaves out what `make test` has run.
+test-all: $(TESTING) .venv/.test-only lint
+	$(BIN)/python -m pytest $(WORKERS) -m "$(if $(SINCE_TEST),thorough and not full,not full)"
 
 # The long runs too: 100 seeds of each right implementation, every pair of mistakes. About an hour.
-test-full: .venv/.installed-test lint
-	$(BIN)/python -m pytest -n auto -m "full or not full"
+test-full: $(TESTING) .venv/.test-only lint
+	$(BIN)/python -m pytest $(WORKERS) -m ""
 
-lint: .venv/.installed-test
+lint: .venv/.group-test
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-format: .venv/.installed-test
+format: .venv/.group-test
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
 # Side by side with torch, jax and NumPy; leave the machine alone meanwhile.
-bench: .venv/.installed
-	$(BIN)/python -m pip install --quiet --editable '.[bench]'
+bench: .venv/.installed .venv/.group-bench
 	$(BIN)/attngrad bench --json benchmarks/results.json --markdown docs/benchmarks.md --plots docs/benchmarks
 
+# The kernels as they are beside those of another revision, row by row: what shows that a change costs no speed.
+bench-against: .venv/.installed
+	$(BIN)/python benchmarks/against.py $(REV)
+
 # The site, into build/docs/index.html; warnings are errors.
-docs: .venv/.installed
-	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+docs: .venv/.installed .venv/.group-docs
 	$(BIN)/python -m sphinx -W --keep-going -n -q -b html -d build/doctrees docs build/docs
 
 # The kernels under AddressSanitizer and UndefinedBehaviorSanitizer, then the pool under ThreadSanitizer; each in an
@@ -41,16 +52,16 @@ define install-sanitized
 	$(BIN)/python -m venv $(SANITIZED)
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
 	  > "$$($(SANITIZED)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/borrowed.pth"
-	$(SANITIZED)/bin/python -m pip install --quiet --no-deps --force-reinstall -C cmake.define.ATTNGRAD_SANITIZE=$(SANITIZERS) \
-	  -C build-dir=build/$@ .
+	$(SANITIZED)/bin/python -m pip install --quiet --no-deps --no-build-isolation --force-reinstall \
+	  -C cmake.define.ATTNGRAD_SANITIZE=$(SANITIZERS) -C cmake.define.ATTNGRAD_TEST_ONLY=ON -C build-dir=build/$@ .
 endef
 sanitize: sanitize-address sanitize-thread
 
 sanitize-address: SANITIZERS := address,undefined
-sanitize-address: .venv/.installed-test
+sanitize-address: $(TESTING)
 	$(install-sanitized)
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
-	  UBSAN_OPTIONS=print_stacktrace=1 $(SANITIZED)/bin/python -m pytest -n auto -p no:cacheprovider \
+	  UBSAN_OPTIONS=print_stacktrace=1 $(SANITIZED)/bin/python -m pytest $(WORKERS) -m "not full" -p no:cacheprovider \
 	  tests/test_kernels.py tests/test_matrix_tiles.py tests/test_attention.py tests/test_tangents.py tests/test_philox.py \
 	  -k "not linear_memory"
 
@@ -58,31 +69,29 @@ sanitize-address: .venv/.installed-test
 # OpenBLAS, which the reference multiplies by, is not instrumented: its own threads would be reported.
 RACES := TSAN_OPTIONS="halt_on_error=1 exitcode=66 die_after_fork=0"
 sanitize-thread: SANITIZERS := thread
-sanitize-thread: .venv/.installed-test
+sanitize-thread: $(TESTING)
 	mkdir -p build
 	$(CXX) -std=c++20 -O1 -g -fsanitize=thread -pthread -o build/pool tests/pool.cpp csrc/team.cpp csrc/buffers.cpp
 	$(RACES) build/pool
 	$(install-sanitized)
 	LD_PRELOAD="$$(gcc -print-file-name=libtsan.so)" $(RACES) OPENBLAS_NUM_THREADS=1 \
-	  $(SANITIZED)/bin/python -m pytest -p no:cacheprovider --capture=sys tests/test_load.py tests/test_kernels.py \
+	  $(SANITIZED)/bin/python -m pytest -m "not full" -p no:cacheprovider --capture=sys tests/test_load.py tests/test_kernels.py \
 	  -k "thread or at_once or workers or fork or interpreter or alive"
 
 # Random inputs for the kernels, the arguments, the formula parser, the loaders and the command, for MINUTES in all;
 # exit 1 with the way to see a finding again. PARTS="files commands" runs these alone.
 MINUTES ?= 10
 PARTS ?=
-fuzz: .venv/.installed-test
-	$(BIN)/python -m pip install --quiet --editable '.[fuzz]'
+fuzz: $(TESTING) .venv/.test-only .venv/.group-fuzz
 	$(BIN)/python tests/fuzz.py $(PARTS) --minutes $(MINUTES)
 
 # Memory under load: 100,000 small calls, then 5 minutes of every pass from 8 threads. Exit 1 where it grows.
-soak: .venv/.installed-test
+soak: $(TESTING)
 	$(BIN)/python tests/soak.py
 
 # An sdist, and a wheel that is built from it, into dist/. The wheel then has to work in an empty environment whose PATH
 # has no compiler.
-dist: .venv/bin/python
-	$(BIN)/python -m pip install --quiet build
+dist: .venv/.group-dist
 	rm -rf dist build/smoke
 	$(BIN)/python -m build --outdir dist .
 	$(BIN)/python tests/dist.py
@@ -96,11 +105,20 @@ clean:
 .venv/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "attngrad needs Python 3.11 or newer: make PYTHON=...")'
 	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --disable-pip-version-check 'pip>=25.1'  # the first that knows groups
 
-.venv/.installed: .venv/bin/python $(BUILD_INPUTS)
-	$(BIN)/python -m pip install --quiet --editable .
+# The packages of a dependency group of pyproject.toml.
+.venv/.group-%: pyproject.toml | .venv/bin/python
+	$(BIN)/python tools/install.py $*
 	touch $@
 
-.venv/.installed-test: .venv/.installed
-	$(BIN)/python -m pip install --quiet --editable '.[test]'
+# The package itself, editable, compiled with what is in .venv: the same command lines every time, so that a change in one
+# file compiles that file alone.
+.venv/.installed: .venv/.group-build $(BUILD_INPUTS)
+	$(BIN)/python tools/install.py --package
+	touch $@
+
+# The instruction sets that only the tests use, beside it.
+.venv/.test-only: .venv/.installed
+	$(BIN)/python tools/install.py --package ATTNGRAD_TEST_ONLY=ON
 	touch $@

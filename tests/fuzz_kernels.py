@@ -21,6 +21,7 @@ import ml_dtypes
 import numpy as np
 
 import attngrad
+import instruction_sets
 from attngrad import _native, reference
 from attngrad._arrays import ACCUMULATE
 from attngrad._options import Tangents
@@ -140,7 +141,7 @@ def judge(number: int) -> str:
     """Every pass of the case of this number: "right", or how else it kept the rule; see above."""
     c, rng = draw(number)
     dtype = DTYPES[int(rng.integers(len(DTYPES)))]
-    _native.set_isa(str(rng.choice(_native.isa_names())))
+    _native.set_isa(str(rng.choice(instruction_sets.ALL)))
     attngrad.set_num_threads(int(rng.integers(1, 5)))
     c = c.cast(dtype)
     moved = Case(

@@ -26,6 +26,7 @@ from hypothesis.stateful import (
 )
 
 import attngrad
+import instruction_sets
 from attngrad import _native
 
 WHAT = "programs of up to 40 steps, 5 a number"
@@ -69,7 +70,7 @@ class Layers(RuleBasedStateMachine):
         except ValueError:
             assert n < 1
 
-    @rule(name=st.sampled_from([*_native.isa_names(), "mmx"]))
+    @rule(name=st.sampled_from([*instruction_sets.ALL, "mmx"]))
     def set_isa(self, name: str) -> None:
         try:
             _native.set_isa(name)

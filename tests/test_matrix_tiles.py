@@ -10,10 +10,13 @@ import numpy as np
 import pytest
 
 import attngrad
+import instruction_sets
 from attngrad import _native
 from attngrad.testing import relative_error
 from cases import EVERYTHING, PAIRS, SINGLES, Case, Shape, label, make
 from passes import all_passes
+
+pytestmark = pytest.mark.thorough  # on sets that only make test-all builds
 
 DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 TILED = {"amx-always": "avx512", "avx2-tiles": "avx2-512"}
@@ -31,7 +34,7 @@ SIZES = [
 ]
 
 
-@pytest.fixture(params=[name for name in TILED if name in _native.isa_names()])
+@pytest.fixture(params=instruction_sets.params(TILED))
 def tiled(request):
     before = _native.isa()
     yield request.param
