@@ -29,7 +29,7 @@ from bad_inputs.calls import (
     good,
     good_layer,
 )
-from bad_inputs.checks import assert_right, rows, unwritten
+from bad_inputs.checks import assert_right, rows, rows_with, unwritten
 from bad_inputs.row import Row, judge
 
 functions = pytest.mark.parametrize("function", FUNCTIONS)
@@ -98,48 +98,73 @@ def test_dtypes_are_named(function: str, row: Row):
             judge(row, partial(run, call), label(function, name), name)
 
 
-@functions
-@rows("options", "arrays among the options", "shapes")
+def takes(function: str, row: Row) -> bool:
+    """Whether ``function`` takes what the row spoils: attention_weights has no v, and ``attention`` sets return_lse."""
+    if function == "attention_weights":
+        return not row.name.startswith("v:")
+    return function != "attention" or not row.name.startswith("return_lse:")
+
+
+@rows_with("function", FUNCTIONS, "options", "arrays among the options", "shapes", concerns=takes)
 def test_options_and_shapes_are_right_or_named(function: str, row: Row):
     run, _ = FUNCTIONS[function]
     call = good()
     row.do(call)
-    if row.error is not None and function == "attention_weights" and row.name.startswith("v:"):
-        return
-    if row.error is not None and function == "attention" and row.name.startswith("return_lse"):
-        return  # which the caller sets
     with unwritten(call):
         found = judge(row, partial(run, call), function)
-    if found is not None:
+    if row.error is None:
         assert_right(found, run_quietly(run, widened(call), reference))
+
+
+@rows_with("module", ["kernels", "reference"], "options", concerns=lambda _, row: not takes("attention", row))
+def test_attention_names_a_return_lse_that_is_neither_true_nor_false(module: str, row: Row):
+    attention = {"kernels": attngrad, "reference": reference}[module].attention
+    call = good()
+    row.do(call)
+    with unwritten(call):
+        judge(row, lambda: attention(call["q"], call["k"], call["v"], **call.given()), "attention")
 
 
 ANY_PRECISION = ("scale: so large", "softcap: subnormal", "softcap: nearly", "scale over softcap")
 """The reference computes in wider dtypes, too, and leaves their range to the caller."""
 
 
-@pytest.mark.parametrize("function", ["attention", "vjp", "jvp", "hvp", "jacobian"])
-@rows("options", "arrays among the options", "shapes")
+def refused_by_the_reference(function: str, row: Row) -> bool:
+    return takes(function, row) and row.error is not None and not row.name.startswith(ANY_PRECISION)
+
+
+@rows_with(
+    "function",
+    ["attention", "vjp", "jvp", "hvp", "jacobian"],
+    "options",
+    "arrays among the options",
+    "shapes",
+    concerns=refused_by_the_reference,
+)
 def test_the_reference_makes_the_same_checks(function: str, row: Row):
-    if row.error is None or row.name.startswith(ANY_PRECISION):
-        return
     call = good()
     row.do(call)
-    if function == "attention" and row.name.startswith("return_lse"):
-        return
     with unwritten(call):
         judge(row, lambda: FUNCTIONS[function][0](call, reference), function)
 
 
-@pytest.mark.parametrize("name", ["q", "v", "bias", "mask"])
-@rows("kinds")
+ARRAYS_BY_THEIR_WORD = (
+    "a tensor of torch",
+    "an __array_namespace__ without an array",
+    "an object that claims to be an ndarray",
+)
+"""The reference takes arrays of any library, and what says that it is one for one."""
+
+
+def no_array_to_the_reference(name: str, row: Row) -> bool:
+    not_given = row.name == "None" and name in OPTIONAL
+    return not not_given and row.name not in ARRAYS_BY_THEIR_WORD
+
+
+@rows_with("name", ["q", "v", "bias", "mask"], "kinds", concerns=no_array_to_the_reference)
 def test_the_reference_takes_arrays_alone(name: str, row: Row):
     call = good(full=True)
     call[name] = row.do(call[name])
-    if (call[name] is None and name in OPTIONAL) or "torch" in row.name or "__array_namespace__" in row.name:
-        return  # not given; or an array, for all that it says
-    if row.name == "an object that claims to be an ndarray":
-        return
     words = row.words.replace(r"numpy\.ndarray", r"(numpy\.nd)?array").replace("(a plain |a )?", "(a plain |an? )")
     words = words.partition(".*")[0].partition(r"\. ")[0]  # without the remedy
     judge(replace(row, words=words), partial(FUNCTIONS["vjp"][0], call, reference), "vjp", name)
@@ -167,13 +192,13 @@ def widened(call: Call) -> Call:
     return plain
 
 
-@functions
-@rows("cotangents and tangents")
+def has_the_argument(function: str, row: Row) -> bool:
+    return row.name.partition(":")[0].split()[0] in FUNCTIONS[function][1]
+
+
+@rows_with("function", FUNCTIONS, "cotangents and tangents", concerns=has_the_argument)
 def test_cotangents_and_tangents_are_named(function: str, row: Row):
-    run, names = FUNCTIONS[function]
-    argument = row.name.partition(":")[0].split()[0]
-    if argument not in names:
-        return
+    run, _ = FUNCTIONS[function]
     call = good()
     row.do(call)
     with unwritten(call):
@@ -243,7 +268,7 @@ def test_the_layer_takes_or_names_every_kind_of_array(function: str, row: Row):
             continue
         with unwritten(call):
             found = judge(row, partial(run, call), name=name)
-        if found is not None:
+        if row.error is None:
             assert_right(found, run(call.plain()))
 
 
@@ -253,7 +278,7 @@ def test_the_layer_has_the_options_of_attention(row: Row):
     row.do(call)
     with unwritten(call):
         found = judge(row, lambda: LAYER_FUNCTIONS["backward"](call), "MultiHeadAttention")
-    if found is not None:
+    if row.error is None:
         assert_right(found, LAYER_FUNCTIONS["backward"](call.plain()))
 
 

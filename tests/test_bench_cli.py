@@ -73,6 +73,7 @@ def test_the_help_loads_nothing_but_click():
     assert not loaded & {"numpy", "ml_dtypes", "rich", "torch", "jax", "matplotlib"}
 
 
+@pytest.mark.thorough
 def test_a_run_names_the_instruction_set_that_it_was_forced_to(tmp_path):
     file = tmp_path / "results.json"
     options = ["--quick", "--only", "overhead*d", "--peers", "numpy", "--json", file]

@@ -117,8 +117,10 @@ def test_the_plots_are_drawn_of_whatever_there_is(tmp_path):
 
     results = results_of(1.5)
     results.rows[3] = replace(results.rows[3], others=1.0)
-    assert [path.name for path in draw(results, tmp_path)] == ["throughput.png", "ratios.png", "growth.png"]
-    assert all(path.stat().st_size > 10_000 for path in tmp_path.iterdir())
+    drawn = draw(results, tmp_path)
+    assert [path.name for path in drawn] == ["throughput.png", "ratios.png", "growth.png"]
+    assert set(drawn) == set(tmp_path.iterdir())
+    assert all(path.stat().st_size > 10_000 for path in drawn)
     assert draw(results_of(rows=[], memory=[]), tmp_path) == []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import weakref
 from typing import Any
 
@@ -78,12 +79,10 @@ def test_ranks_give_what_one_process_gives(pool, names, layout):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("second", OPTIONS)
-@pytest.mark.parametrize("first", OPTIONS)
-def test_pairs_of_options_combine_across_ranks(pool, first, second):
-    if first < second:
-        for layout in LAYOUTS:
-            assert_equal(pool, make((first, second), SHAPE), 3, layout)
+@pytest.mark.parametrize("names", list(itertools.combinations(sorted(OPTIONS), 2)), ids=label)
+def test_pairs_of_options_combine_across_ranks(pool, names):
+    for layout in LAYOUTS:
+        assert_equal(pool, make(names, SHAPE), 3, layout)
 
 
 SHAPES = {
@@ -124,6 +123,7 @@ def test_shards_that_travel_in_pieces(pool, ranks, lengths, layout):
             assert relative_error(got[name][finite], x[finite]) < 1e-12, name
 
 
+@pytest.mark.thorough
 def test_eight_ranks():
     lengths = ((1, 2, 0, 1, 0, 3, 1, 1), (2, 0, 3, 1, 1, 0, 2, 2))
     eight = Pool((8,))

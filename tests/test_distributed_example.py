@@ -23,6 +23,7 @@ def losses(ranks: int) -> list[float]:
     return [float(line.split()[-1]) for line in found.stdout.splitlines() if line.startswith("step")]
 
 
+@pytest.mark.thorough
 def test_the_example_learns_the_same_on_two_ranks_as_on_one():
     one, two = losses(1), losses(2)
     assert len(one) == len(two) == 3

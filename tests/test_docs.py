@@ -16,18 +16,37 @@ ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
-on_every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
-@on_every_page
+def examples(text):
+    return doctest.DocTestParser().get_examples(text)
+
+
+def blocks(text):
+    return re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
+
+
+def links(text):
+    return re.findall(r"\]\(([^)#:]+)\)", text)
+
+
+def on_every_page_with(found_in):
+    """The pages in whose text something is found."""
+    pages = [page for page in PAGES if found_in(page.read_text())]
+    assert pages
+    return pytest.mark.parametrize("page", pages, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+@on_every_page_with(examples)
 def test_the_examples_on_a_page_run(page):
-    failures, _ = doctest.testfile(str(page), module_relative=False, optionflags=FLAGS)
+    failures, attempted = doctest.testfile(str(page), module_relative=False, optionflags=FLAGS)
     assert failures == 0
+    assert attempted > 0
 
 
-@on_every_page
+@on_every_page_with(blocks)
 def test_every_block_of_python_is_an_example_that_runs(page):
-    for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S):
+    for block in blocks(page.read_text()):
         assert block.startswith(">>> "), block
         assert block.endswith("\n\n"), f"an empty line ends the expected output: {block}"
 
@@ -38,9 +57,9 @@ def test_a_page_has_examples(page, least):
     assert examples >= least
 
 
-@on_every_page
+@on_every_page_with(links)
 def test_links_between_pages_lead_somewhere(page):
-    for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+    for target in links(page.read_text()):
         assert (page.parent / target).exists(), target
 
 
@@ -49,6 +68,7 @@ def test_every_page_is_in_the_contents():
     for contents in DOCS.rglob("index.md"):
         folder = contents.parent.relative_to(DOCS)
         listed += [str(folder / name) for name in re.findall(r"^([\w/*]+)$", contents.read_text(), re.M)]
+    assert listed
     for page in DOCS.rglob("*.md"):
         name = str(page.relative_to(DOCS).with_suffix(""))
         assert name == "index" or any(fnmatch(name, pattern) for pattern in listed), name
@@ -89,7 +109,7 @@ def test_the_masks_are_drawn_by_the_library():
 
 @pytest.mark.skipif(
     not all(importlib.util.find_spec(name) for name in ("sphinx", "myst_parser", "furo", "latex2mathml")),
-    reason="the site needs the extra: pip install '.[docs]'; make docs builds it",
+    reason="the site needs more packages: make docs installs them and builds it",
 )
 def test_the_site_builds_without_a_warning(tmp_path):
     command = [

@@ -60,6 +60,7 @@ def test_two_layers_learn_induction():
     assert np.mean(accuracy[-20:]) > 0.95
 
 
+@pytest.mark.thorough
 def test_one_layer_does_not_learn_induction():
     _, accuracy, fresh_accuracy = trained(layers=1)
     assert np.mean(accuracy[-20:]) < 0.4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -319,13 +320,22 @@ def test_what_cannot_be_read_is_a_usage_error(arguments):
     assert f"Invalid value for '{arguments[0]}'" in found.stderr
 
 
-def test_a_folder_that_may_not_be_written_is_one_line(tmp_path):
-    if os.geteuid() == 0:
-        pytest.skip("root may write everywhere")
+def test_a_folder_that_may_not_be_written_is_one_line(tmp_path, monkeypatch):
     tmp_path.chmod(0o500)
+    if os.geteuid() == 0:  # root may write everywhere: what the system would say to others
+        real = Path.open
+
+        def refuse(self: Path, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+            if self.parent == tmp_path:
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self))
+            return real(self, mode, *args, **kwargs)
+
+        monkeypatch.setattr(Path, "open", refuse)
     found = run("explain", "--output", str(tmp_path / "a.html"))
     assert found.exit_code == 1
+    assert found.stderr.count("\n") == 1
     assert "Permission denied" in found.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_of_nothing_to_show_is_an_error_on_the_page(tmp_path):

@@ -72,7 +72,9 @@ def test_a_side_has_the_shape_that_its_sizes_give(text, shape):
 def test_the_shapes_by_name_are_those_of_the_values(text):
     """Every part, at three cases."""
     (equation,) = parse(text)
-    for case in values.cases(names(*equation.sides), None, 0):
+    cases = values.cases(names(*equation.sides), None, 0)
+    assert len(cases) == 3
+    for case in cases:
         sizes = sizes_of(case)
         by_name, by_size = infer(equation, KNOWN.__getitem__), infer(equation, evaluate.dims_from(case))
         for side in equation.sides:
@@ -135,7 +137,9 @@ def test_shapes_of_what_fits_are_shown_where_the_rest_does_not():
 
 @pytest.mark.parametrize("used", ["Q", "X", "M"])
 def test_every_name_has_a_value_of_its_shape(used):
-    for case in values.cases({used}, None, 0):
+    cases = values.cases({used}, None, 0)
+    assert len(cases) == 3
+    for case in cases:
         sizes = sizes_of(case)
         assert set(case) == set(KNOWN) - set(SIZED) - (set() if used == "X" else set(LAYER))
         assert len(case) == len(set(case))
@@ -145,6 +149,7 @@ def test_every_name_has_a_value_of_its_shape(used):
 
 
 def test_no_two_sizes_of_a_case_agree():
+    assert len(values.CASES) == 3
     for sizes, _ in values.CASES:
         own = (sizes.queries, sizes.keys, sizes.width, sizes.value_width, sizes.model)
         assert len(set(own)) == len(own)

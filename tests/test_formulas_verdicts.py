@@ -240,7 +240,9 @@ def test_bad_arguments_are_told():
 
 
 def test_the_values_are_those_of_the_reference():
-    for case in values.cases({"Q"}, None, 3):
+    cases = values.cases({"Q"}, None, 3)
+    assert len(cases) == 3
+    for case in cases:
         q, k, v, dout = (case[name] for name in ("Q", "K", "V", "dO"))
         _, pullback = reference.vjp(q, k, v)
         grads = pullback(dout)

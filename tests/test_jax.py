@@ -271,8 +271,11 @@ def test_nothing_is_copied_on_the_way_in_and_out(monkeypatch):
 
 def test_a_forward_pass_alone_saves_nothing(monkeypatch):
     monkeypatch.setattr(_kernels, "forward_saving", None)
-    q = jnp.ones((2, 3, 4))
-    jax.block_until_ready(jax.jit(lambda q: bridge.attention(q, q, q))(q))
+    q = jnp.asarray(np.random.default_rng(0).standard_normal((2, 3, 4)))
+    out = jax.jit(lambda q: bridge.attention(q, q, q))(q)
+    assert np.array_equal(np.asarray(out), attngrad.attention(*(np.asarray(q),) * 3))
+    with pytest.raises(RuntimeError, match="'NoneType' object is not callable"):  # a pass for a gradient does save
+        jax.block_until_ready(jax.jit(jax.grad(lambda q: bridge.attention(q, q, q).sum()))(q))
 
 
 def test_layouts_and_the_signature_of_jax_nn():

@@ -88,6 +88,7 @@ def leaves(*shapes, dtype=torch.float32):
     return [torch.randn(s, generator=generator).to(dtype).requires_grad_() for s in shapes]
 
 
+@pytest.mark.thorough
 def test_a_full_graph_compiles_forward_and_backward():
     """By the default backend, with its C++."""
 

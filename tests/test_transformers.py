@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import transformers
 from transformers import cache_utils
 
 import attngrad.transformers as bridge
+from tiers import only
 
 bridge.register()
 
@@ -76,7 +78,7 @@ def close(actual, expected, bound=1e-5, least=1e-3):
     assert float((actual - expected).detach().abs().max()) <= bound * scale
 
 
-def same_gradients(ours, theirs):
+def same_gradients(ours, theirs, bound=1e-5):
     found = {name: p.grad for name, p in ours.named_parameters()}
     expected = {name: p.grad for name, p in theirs.named_parameters()}
     assert found.keys() == expected.keys()
@@ -85,7 +87,7 @@ def same_gradients(ours, theirs):
     for name, gradient in expected.items():
         assert (found[name] is None) == (gradient is None), name
         if gradient is not None:
-            close(found[name], gradient, least=1e-2 * largest)  # the gradient of a key's bias is rounding alone
+            close(found[name], gradient, bound, least=1e-2 * largest)  # the gradient of a key's bias is rounding alone
 
 
 @pytest.mark.parametrize("side", ["none", "left", "right"])
@@ -103,8 +105,7 @@ def test_outputs_and_all_parameter_gradients_equal_eager(name, side):
     same_gradients(ours, theirs)
 
 
-@pytest.mark.parametrize("side", ["none", "left"])
-@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize(("name", "side"), only([("gemma2", "left")], product(DECODERS, ("none", "left"))))
 def test_generation_is_equal_token_for_token(name, side):
     theirs, ours = models(*DECODERS[name])
     ids = tokens(3, 7)
@@ -122,6 +123,7 @@ def test_generation_is_equal_token_for_token(name, side):
     assert len(torch.unique(expected[:, 7:])) > 3  # a model that repeats one token would show nothing
 
 
+@pytest.mark.thorough
 def test_generation_with_a_static_cache_and_with_beams_is_equal_too():
     theirs, ours = models(*DECODERS["llama"])
     ids = tokens(2, 7)
@@ -167,14 +169,15 @@ def test_bert_equals_eager(side):
 
 @pytest.mark.parametrize("side", ["none", "left", "right"])
 def test_t5_with_its_position_bias_equals_eager(side):
-    theirs, ours = models(transformers.T5Config(**T5), transformers.T5ForConditionalGeneration)
+    # In float64: in float32 the rounding of the other layers reaches the bound of 1e-5 on some machines.
+    theirs, ours = (m.double() for m in models(transformers.T5Config(**T5), transformers.T5ForConditionalGeneration))
     ids, labels = tokens(3, 9), tokens(3, 6, seed=1)
     mask = padded(side, ids)
     results = [model(input_ids=ids, attention_mask=mask, labels=labels) for model in (ours, theirs)]
-    close(results[0].logits, results[1].logits)
+    close(results[0].logits, results[1].logits, 1e-12)
     for result in results:
         result.loss.backward()
-    same_gradients(ours, theirs)
+    same_gradients(ours, theirs, 1e-12)
     bias = ours.encoder.block[0].layer[0].SelfAttention.relative_attention_bias.weight
     assert bias.grad.abs().max() > 0
     options = {"attention_mask": mask, "max_new_tokens": 8, "do_sample": False, "eos_token_id": None}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,11 +11,19 @@ import pytest
 
 from bad_inputs import TABLE
 from bad_inputs.calls import Call, Results
+from bad_inputs.row import Row
 
 
 def rows(*sections: str) -> Any:
     found = [row for section in sections for row in TABLE[section]]
     return pytest.mark.parametrize("row", found, ids=[row.name for row in found])
+
+
+def rows_with(name: str, values: Iterable[str], *sections: str, concerns: Callable[[str, Row], bool]) -> Any:
+    """The rows of these sections, each beside those ``values`` of the argument ``name`` that it concerns."""
+    pairs = [(row, value) for section in sections for row in TABLE[section] for value in values if concerns(value, row)]
+    assert pairs
+    return pytest.mark.parametrize(("row", name), pairs, ids=[f"{row.name}-{value}" for row, value in pairs])
 
 
 @contextmanager
