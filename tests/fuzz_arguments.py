@@ -14,8 +14,8 @@ import numpy as np
 
 import attngrad
 from attngrad import reference
-from attngrad._arrays import BFLOAT16
 from attngrad._options import Tangents
+from attngrad.core.dtypes import BFLOAT16
 from cases import OPTIONS, SHAPES, Case, make
 from fuzz_tools import refused
 from passes import all_passes

@@ -23,8 +23,8 @@ import numpy as np
 import attngrad
 import instruction_sets
 from attngrad import _native, reference
-from attngrad._arrays import ACCUMULATE
 from attngrad._options import Tangents
+from attngrad.core.dtypes import ACCUMULATE
 from attngrad.testing import rms_error, rounding_bound
 from cases import OPTIONS, Case, Shape, make
 from passes import all_passes, redraw

@@ -198,7 +198,7 @@ def test_a_trace_is_of_its_inputs_at_the_time():
     assert np.array_equal(t["O"][0, 0, 0, 0], t.explain("O", 0, 0).value)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float16, attngrad._arrays.BFLOAT16])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, BFLOAT16])
 def test_narrow_inputs_are_traced_in_float64(dtype):
     case = make(("bias",)).cast(dtype)
     t = attngrad.trace(*case.qkv, case.dout, **case.options)

@@ -4,20 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import ml_dtypes
 import numpy as np
+
+from attngrad.core.dtypes import BFLOAT16, KERNEL_DTYPES
 
 Array = Any
 """An array of NumPy or of any array-API namespace."""
-
-BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-FLOAT16 = np.dtype(np.float16)
-
-KERNEL_DTYPES = frozenset({np.dtype(np.float64), np.dtype(np.float32), FLOAT16, BFLOAT16})
-"""The dtypes that the public functions take."""
-
-ACCUMULATE = {FLOAT16: np.dtype(np.float32), BFLOAT16: np.dtype(np.float32)}
-"""The dtype that a storage dtype is computed in, where that is not itself."""
 
 
 def namespace(x: Any) -> Any:

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from attngrad._arrays import BFLOAT16
 from attngrad._checks import fail
 from attngrad._files import FilePath, replace
+from attngrad.core.dtypes import SENTENCE, TABLE
 
 NDArray = npt.NDArray[Any]
 
 _KEY = "attngrad"
-_DTYPES = {"F64": np.dtype(np.float64), "F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": BFLOAT16}
+_DTYPES = {d.safetensors: d.numpy for d in TABLE}
 
 
 def write(path: FilePath, tensors: Mapping[str, NDArray], config: Mapping[str, object]) -> None:
@@ -53,7 +53,7 @@ def read(function: str, path: FilePath, kind: str) -> tuple[dict[str, NDArray], 
     tensors = {}
     for name, entry in entries:
         if entry["dtype"] not in _DTYPES:
-            rule = "be float64, float32, float16 or bfloat16"
+            rule = f"be {SENTENCE}"
             fail(ValueError, function, f"tensor {name!r}", rule, entry["dtype"], remedy)
         # safetensors.numpy.load knows no bfloat16; the bytes are the same
         tensors[name] = np.frombuffer(entry["data"], _DTYPES[entry["dtype"]]).reshape(entry["shape"]).copy()

@@ -9,6 +9,7 @@ from typing import Any, NoReturn, cast
 import numpy as np
 
 from attngrad._arrays import Array, is_array, is_floating, kind_of
+from attngrad.core.dtypes import SENTENCE
 
 
 def fail(error: type[Exception], function: str, argument: str, rule: str, got: object, remedy: str = "") -> NoReturn:
@@ -83,7 +84,7 @@ def check_floating(function: str, name: str, x: Array, kernels: bool = True) -> 
         remedy = "attngrad.reference computes in longdouble and complex; or cast to float64."
     else:
         remedy = "Cast it, for instance with x.astype(numpy.float32)."
-    fail(TypeError, function, name, "have dtype float64, float32, float16 or bfloat16", x.dtype, remedy)
+    fail(TypeError, function, name, f"have dtype {SENTENCE}", x.dtype, remedy)
 
 
 def check_like(function: str, name: str, x: object, shape: tuple[int, ...], dtype: Any, model: str) -> Array:

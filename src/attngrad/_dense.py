@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 from array_api_compat import device
 
-from attngrad._arrays import BFLOAT16, Array, namespace
+from attngrad._arrays import Array, namespace
 from attngrad._options import Operands, Options, Tangents
 from attngrad._philox import keep_mask
+from attngrad.core.dtypes import BFLOAT16
 
 
 def is_bfloat16(x: Array) -> bool:

@@ -15,15 +15,14 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 import numpy as np
 
 from attngrad import _native, reference
-from attngrad._arrays import ACCUMULATE, BFLOAT16, FLOAT16, Array
+from attngrad._arrays import Array
 from attngrad._dense import sum_to
 from attngrad._options import Gradients, Operands, Options, Tangents
 from attngrad._threads import choose_isa
+from attngrad.core.dtypes import ACCUMULATE, BFLOAT16, CODES
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-_TYPES = {np.dtype(np.float64): 0, np.dtype(np.float32): 1, FLOAT16: 2, BFLOAT16: 3}
 
 choose_isa()
 
@@ -178,8 +177,8 @@ def keep_mask(
 def _call(x: Operands, o: Options, bias: Array | None = None) -> _native.Call:
     """The operands and options as the kernels take them: four axes, features contiguous, nothing else copied."""
     q, k, v = _rows(x.q), _rows(x.k), _rows(x.v)
-    kind = _TYPES[x.q.dtype]
-    if kind == 3:
+    kind = CODES[x.q.dtype]
+    if x.q.dtype == BFLOAT16:
         q, k, v = _bits(q), _bits(k), _bits(v)
     left, right = o.window or (None, None)
     extra: dict[str, Any] = {}
@@ -187,7 +186,7 @@ def _call(x: Operands, o: Options, bias: Array | None = None) -> _native.Call:
         extra["mask"] = _plane(x.mask, x)
     if x.bias is not None:
         bias = _plane(x.bias, x) if bias is None else bias
-        extra |= {"bias": _bits(bias), "bias_type": _TYPES[x.bias.dtype]}
+        extra |= {"bias": _bits(bias), "bias_type": CODES[x.bias.dtype]}
     if x.sinks is not None:
         extra["sinks"] = _contiguous(_widen(x.sinks))
     if x.segments is not None:
@@ -293,7 +292,7 @@ def _narrow(x: Array, dtype: Any) -> Array:
         return x
     x = _contiguous(x)
     out = _empty(x.shape, dtype)
-    _native.narrow(_TYPES[dtype], x, _bits(out))
+    _native.narrow(CODES[dtype], x, _bits(out))
     return out
 
 
@@ -377,7 +376,7 @@ def _directions(x: Operands, t: Tangents) -> _native.Directions:
     """The tangents as the kernels take them."""
     q, k, v = (None if d is None else _bits(_rows(d)) for d in t[:3])
     bias = None if t.bias is None else _plane(t.bias, x)
-    kind = 1 if bias is None else _TYPES[bias.dtype]
+    kind = 1 if bias is None else CODES[bias.dtype]
     sinks = None if t.sinks is None else _contiguous(_widen(t.sinks))
     return _native.Directions(q, k, v, None if bias is None else _bits(bias), kind, sinks)
 

@@ -10,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from attngrad import _checks, _options
-from attngrad._arrays import ACCUMULATE, KERNEL_DTYPES, kind_of
+from attngrad._arrays import kind_of
 from attngrad._checks import check_like, fail
 from attngrad._options import require_numpy
+from attngrad.core.dtypes import ACCUMULATE, KERNEL_DTYPES, SENTENCE
 
 NDArray = npt.NDArray[Any]
 
@@ -47,7 +48,7 @@ def positive(function: str, name: str, x: object) -> int:
 def layer_dtype(function: str, dtype: Any) -> np.dtype[Any]:
     """One of the four dtypes that the kernels compute in."""
     remedy = "bfloat16 is ml_dtypes.bfloat16."
-    rule = "be float64, float32, float16 or bfloat16"
+    rule = f"be {SENTENCE}"
     try:
         kind: np.dtype[Any] = np.dtype(dtype)
     except TypeError:
@@ -95,7 +96,7 @@ def check_fit(function: str, params: Mapping[str, NDArray], c: Config) -> None:
     for name, p in params.items():
         axes = 1 if name.startswith("b_") else 2
         if p.dtype != w_q.dtype or p.dtype not in KERNEL_DTYPES:
-            rule = "be float64, float32, float16 or bfloat16, all of them the same"
+            rule = f"be {SENTENCE}, all of them the same"
             fail(TypeError, function, "the parameters", rule, f"{name} of {p.dtype}, w_q of {w_q.dtype}")
         if p.ndim != axes or 0 in p.shape:
             fail(ValueError, function, name, f"have {axes} axes, none empty", f"shape {p.shape}")

@@ -17,8 +17,6 @@ from typing import Any, NamedTuple, TypedDict, cast
 import numpy as np
 
 from attngrad._arrays import (
-    ACCUMULATE,
-    KERNEL_DTYPES,
     Array,
     is_array,
     is_boolean,
@@ -39,6 +37,7 @@ from attngrad._checks import (
     refuse_masked,
     shape_of,
 )
+from attngrad.core.dtypes import ACCUMULATE, KERNEL_DTYPES
 
 
 class OptionArguments(TypedDict, total=False):

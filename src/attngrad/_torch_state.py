@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from attngrad._arrays import BFLOAT16, kind_of
+from attngrad._arrays import kind_of
 from attngrad._checks import fail
+from attngrad.core.dtypes import BFLOAT16
 
 NDArray = npt.NDArray[Any]
 

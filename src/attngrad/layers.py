@@ -21,13 +21,14 @@ import numpy.typing as npt
 
 from attngrad import _checkpoint, _torch_state
 from attngrad import _layer_checks as checks
-from attngrad._arrays import ACCUMULATE, kind_of
+from attngrad._arrays import kind_of
 from attngrad._attention import jvp, second_order, vjp
 from attngrad._checks import check_flag, check_like, fail, plain
 from attngrad._files import FilePath
 from attngrad._linear import affine, affine_hvp, affine_jvp, affine_vjp, merge, split
 from attngrad._options import Gradients, OptionArguments, require_numpy
 from attngrad._rope import Rotation, rotation
+from attngrad.core.dtypes import ACCUMULATE
 
 if TYPE_CHECKING:
     from attngrad.explain.trace import Trace

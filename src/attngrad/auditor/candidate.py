@@ -22,10 +22,10 @@ from typing import Any
 
 import numpy as np
 
-from attngrad._arrays import KERNEL_DTYPES
 from attngrad._options import OPTION_NAMES
 from attngrad.auditor.cases import Case, NDArray
 from attngrad.auditor.pipeline import RESULTS
+from attngrad.core.dtypes import KERNEL_DTYPES
 
 _NAMES = {
     "q": ("q", "query", "queries"),

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from attngrad._arrays import KERNEL_DTYPES, kind_of
+from attngrad._arrays import kind_of
 from attngrad._checks import check_real, fail
 from attngrad._options import OPTION_NAMES
 from attngrad.auditor import objects
@@ -22,6 +22,7 @@ from attngrad.auditor.pipeline import RESULTS
 from attngrad.auditor.report import AuditReport, Explained, Finding, Heat, Stage, symbol
 from attngrad.auditor.shrink import as_code, shrink
 from attngrad.auditor.truth import LONG, Truth
+from attngrad.core.dtypes import KERNEL_DTYPES
 
 Progress = Callable[[int, int, str], None]
 LEVELS = ("attention", "layer")

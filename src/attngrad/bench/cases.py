@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from attngrad._arrays import BFLOAT16
+from attngrad.core.dtypes import BFLOAT16
 
 NDArray = npt.NDArray[Any]
 Rng = np.random.Generator

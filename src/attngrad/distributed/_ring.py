@@ -17,9 +17,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from attngrad import _kernels
-from attngrad._arrays import ACCUMULATE, Array
+from attngrad._arrays import Array
 from attngrad._kernels import Saved
 from attngrad._options import Gradients, Operands, Options, Tangents
+from attngrad.core.dtypes import ACCUMULATE
 from attngrad.distributed import _travel
 from attngrad.distributed._layout import Layout, Run
 from attngrad.distributed._transport import Ring
@@ -161,8 +162,9 @@ class _Merger:
         self.out = empty(x.out_shape, dtype)
         self.out.fill(0)
         self.top = np.full(rows, -np.inf, dtype)
-        if x.sinks is not None:
-            self.top[...] = wide(x.sinks)[:, None]
+        self._sink = None if x.sinks is None else wide(x.sinks)[:, None]
+        if self._sink is not None:
+            self.top[...] = self._sink
         self.sum = (self.top > -np.inf).astype(dtype)
 
     def add(self, rows: slice, part: Saved) -> None:
@@ -189,7 +191,10 @@ class _Merger:
             inverse = np.where(blind, dtype(0), 1 / self.sum)
             self.out *= inverse[..., None]
             lse = np.where(blind, dtype(-np.inf), self.top * dtype(self._log) + np.log(self.sum))
-            return lse, Saved(self.out, np.where(blind, dtype(0), self.top), inverse)
+            if self._sink is not None:
+                # The kernels' own test (write_statistics): no key has added to the sum of the sink.
+                blind |= (self.sum == 1) & (self.top == self._sink)
+            return lse, Saved(self.out, *(np.where(blind, dtype(0), x) for x in (self.top, inverse)))
 
 
 # --- backward -------------------------------------------------------------------------------------------------------
@@ -250,10 +255,12 @@ def _sink_gradient(x: Operands, saved: Saved, dout: Array | None, dlse: Array | 
         if dout is not None:
             for rows in (run.here for run in _cut([Run(0, 0, x.q.shape[-2])])):
                 np.einsum("...e,...e->...", wide(dout[..., rows, :]), saved.out[..., rows, :], out=delta[..., rows])
+        blind = saved.inverse == 0
+        delta[blind] = 0  # as in the kernels: dout of such a row may be NaN
         if dlse is not None:
             delta -= dlse
-        share = np.where(sigma > -np.inf, np.exp(sigma - saved.top) * saved.inverse, 0)
-        rows = -(share * delta)
+        share = np.where(blind, 1, np.exp(sigma - saved.top) * saved.inverse)
+        rows = -(np.where(sigma > -np.inf, share, 0) * delta)
         return rows.sum(axis=(*range(rows.ndim - 2), -1), dtype=rows.dtype)
 
 

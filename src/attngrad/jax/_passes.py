@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from attngrad import _kernels
-from attngrad._arrays import ACCUMULATE, Array
+from attngrad._arrays import Array
 from attngrad._options import Gradients, Operands, Options, Tangents
+from attngrad.core.dtypes import ACCUMULATE
 
 DIFFERENTIABLE = ("q", "k", "v", "bias", "sinks")
 INPUTS = (*DIFFERENTIABLE, "mask", "q_segments", "k_segments", "offset", "seed")

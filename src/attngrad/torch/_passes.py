@@ -18,11 +18,12 @@ import torch
 from torch import Tensor
 
 from attngrad import _kernels
-from attngrad._arrays import BFLOAT16, Array, kind_of
+from attngrad._arrays import Array, kind_of
 from attngrad._checks import fail
 from attngrad._options import Gradients, Operands, Options, Tangents, bind, check_dropout, check_magnitudes
+from attngrad.core.dtypes import BFLOAT16, SENTENCE, TABLE
 
-DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+_COMPUTED: dict[torch.dtype, torch.dtype] = {getattr(torch, d.name): getattr(torch, d.compute.name) for d in TABLE}
 
 
 class Inputs(NamedTuple):
@@ -72,7 +73,7 @@ def to_tensor(x: Array) -> Tensor:
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
     """What ``dtype`` accumulates in, and the dtype of lse."""
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+    return _COMPUTED.get(dtype, dtype)
 
 
 # --- checks ---------------------------------------------------------------------------------------------------------
@@ -89,7 +90,7 @@ def check_tensor(function: str, name: str, x: object) -> None:
     if x.layout is not torch.strided:
         fail(TypeError, function, name, "be a strided tensor", f"layout {x.layout}", "Convert it with .to_dense().")
     if (x.is_floating_point() and x.dtype.itemsize == 1) or x.dtype is torch.complex32:  # which NumPy does not know
-        rule, remedy = "have dtype float64, float32, float16 or bfloat16", "Convert it with .to(torch.float32)."
+        rule, remedy = f"have dtype {SENTENCE}", "Convert it with .to(torch.float32)."
         fail(TypeError, function, name, rule, x.dtype, remedy)
     if x.is_quantized:
         fail(TypeError, function, name, "not be quantized", x.dtype, "Convert it with .dequantize().")

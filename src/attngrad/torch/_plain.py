@@ -9,18 +9,18 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
 from attngrad import _native
 from attngrad._options import Options
+from attngrad.core.dtypes import TABLE
 from attngrad.torch import _functions, _passes
 from attngrad.torch._passes import Inputs
 
-_KINDS = {torch.float64: 0, torch.float32: 1, torch.float16: 2, torch.bfloat16: 3}  # as csrc/problem.hpp numbers them
-COMPUTED = tuple(np.dtype(x) for x in (np.float64, np.float32, np.float32, np.float32))
+_KINDS = {getattr(torch, d.name): d.code for d in TABLE}
+COMPUTED = {d.code: d.compute for d in TABLE}
 """By kind, what the kernels compute in."""
 _TYPES = (Tensor, Parameter)  # a subclass may be anything
 

@@ -1,0 +1,1 @@
+"""What every layer shares: the tables that the rest derives from."""
