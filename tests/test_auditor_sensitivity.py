@@ -51,7 +51,7 @@ def test_a_small_error_is_seen(bug):
     assert missed(bug, range(5)) == []
 
 
-@pytest.mark.full
+@pytest.mark.thorough
 @pytest.mark.parametrize("bug", SMALL)
 def test_a_small_error_is_seen_with_every_seed(bug):
     assert missed(bug, MANY) == []

@@ -12,6 +12,7 @@ import pytest
 
 import attngrad
 from attngrad import reference
+from attngrad.core.dtypes import BFLOAT16
 from attngrad.explain import files, invariants
 from attngrad.explain.rules import KEY_SIDE, RULES, is_flat
 from attngrad.explain.terms import parse

@@ -79,7 +79,7 @@ def main(arguments: list[str]) -> int:
     if arguments[0] != "--package":
         print(f"Installing packages: {', '.join(arguments)}", flush=True)
         return run([*pip, *(word for group in arguments for word in ("--group", group))])
-    print("Compiling what is new of the kernels; all of them take about a minute on 2 cores.", flush=True)
+    print("Compiling what is new of the kernels; all of them take one to two minutes on 2 cores.", flush=True)
     definitions = [word for text in arguments[1:] for word in ("-C", f"cmake.define.{text}")]
     return run([*pip, "--verbose", "--no-build-isolation", *definitions, "--editable", "."])
 
