@@ -39,7 +39,7 @@ bench: .venv/.installed .venv/.group-bench
 
 # The kernels as they are beside those of another revision, row by row: what shows that a change costs no speed.
 bench-against: .venv/.installed
-	$(BIN)/python benchmarks/against.py $(REV)
+	$(BIN)/python benchmarks/against.py $(REV) $(ARGS)
 
 # The site, into build/docs/index.html; warnings are errors.
 docs: .venv/.installed .venv/.group-docs
