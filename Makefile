@@ -35,11 +35,11 @@ format: .venv/.group-test
 
 # Side by side with torch, jax and NumPy; leave the machine alone meanwhile.
 bench: .venv/.installed .venv/.group-bench
-	$(BIN)/attngrad bench --json benchmarks/results.json --markdown docs/benchmarks.md --plots docs/benchmarks
+	$(BIN)/python -m benchmarks --json benchmarks/results.json --markdown docs/benchmarks.md --plots docs/benchmarks
 
 # The kernels as they are beside those of another revision, row by row: what shows that a change costs no speed.
 bench-against: .venv/.installed
-	$(BIN)/python benchmarks/against.py $(REV) $(ARGS)
+	$(BIN)/python -m benchmarks.against $(REV) $(ARGS)
 
 # The site, into build/docs/index.html; warnings are errors.
 docs: .venv/.installed .venv/.group-docs

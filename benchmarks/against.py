@@ -1,6 +1,6 @@
 """The working tree against another revision: does a change cost speed?
 
-    python benchmarks/against.py REV [--rows TEXT ...] [--rounds N] [--seconds S] [--json FILE]
+    python -m benchmarks.against REV [--rows TEXT ...] [--rounds N] [--seconds S] [--json FILE]
 
 REV is exported, built and installed in an environment of its own, build/against/<commit>; the working tree is what the
 environment of this script runs. Three processes take turns, row by row: the working tree, REV, and the working tree
@@ -28,13 +28,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-import against_worker
-from against_worker import ROWS, MeasurementError, Process, Row, difference
-
-from attngrad.bench.grid import matches
-from attngrad.bench.machine import cpu_model
-
-ROOT = Path(__file__).resolve().parent.parent
+from benchmarks import against_worker
+from benchmarks.against_worker import ROWS, MeasurementError, Process, Row, difference
+from benchmarks.grid import matches
+from benchmarks.machine import ROOT, cpu_model
 
 TREE, REVISION, AGAIN = "tree", "revision", "again"
 WHO = {TREE: "the working tree", REVISION: "the revision", AGAIN: "the working tree, once more,"}

@@ -1,6 +1,6 @@
 """What the bridges cost: one forward and backward pass through PyTorch and JAX, beside the same through NumPy.
 
-    python benchmarks/bridges.py [--json FILE]
+    python -m benchmarks.bridges [--json FILE]
 
 Every contender is verified against the NumPy call, then they take turns, sample by sample, in one process. The overhead
 is the difference of the medians (and of the best samples, which a busy machine disturbs less) from the NumPy call, in
@@ -30,7 +30,7 @@ from torch.nn import functional
 import attngrad
 import attngrad.jax
 import attngrad.torch
-from attngrad.bench import machine
+from benchmarks import machine
 
 SHAPES = ((1, 1, 4, 8), (32, 4, 10, 32), (4, 8, 128, 64))
 BOUNDS = {"attngrad.torch": 60.0, "attngrad.torch sdpa": 60.0, "attngrad.jax": 150.0}  # microseconds over NumPy
@@ -70,8 +70,8 @@ def contenders(shape: tuple[int, ...]) -> dict[str, Callable[[], Any]]:
         "attngrad.torch": by_torch(attngrad.torch.attention),
         "attngrad.torch sdpa": by_torch(attngrad.torch.scaled_dot_product_attention),
         "torch": by_torch(functional.scaled_dot_product_attention),
-        "attngrad.jax": lambda: jax.block_until_ready(compiled(*arrays)),
-        ALONE: lambda: jax.block_until_ready(alone(*arrays)),
+        "attngrad.jax": lambda: jax.block_until_ready(compiled(*arrays)),  # type: ignore[no-untyped-call]
+        ALONE: lambda: jax.block_until_ready(alone(*arrays)),  # type: ignore[no-untyped-call]
     }
 
 

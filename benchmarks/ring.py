@@ -1,4 +1,4 @@
-"""Memory and time of ring attention against one process; ``python benchmarks/ring.py [memory] [time]``.
+"""Memory and time of ring attention against one process; ``python -m benchmarks.ring [memory] [time]``.
 
 Memory: the highest resident set of a rank during forward and backward, less that after start-up (imports, group, one
 short call), inputs and results included, at n = 32768. Time: forward and backward at n = 8192, ranks with one thread
@@ -43,7 +43,7 @@ def _highest() -> int:
 def _start(rank: int, ranks: int, path: str, threads: int) -> None:
     torch.set_num_threads(1)
     attngrad.set_num_threads(threads)
-    store = dist.FileStore(path, ranks)
+    store = dist.FileStore(path, ranks)  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(minutes=10))
 
 
@@ -104,7 +104,7 @@ def _spawn(function: Any, ranks: int, *args: Any) -> list[Any]:
     results = multiprocessing.get_context("spawn").SimpleQueue()
     with tempfile.TemporaryDirectory() as directory:
         path = str(Path(directory) / "store")
-        context = multiprocessing.start_processes(
+        context = multiprocessing.start_processes(  # type: ignore[attr-defined,no-untyped-call]
             function, args=(ranks, path, *args, results), nprocs=ranks, join=False, start_method="spawn"
         )
         found = [results.get() for _ in range(1 if function is _time else ranks)]

@@ -2,12 +2,12 @@
 
 from dataclasses import replace
 
-from attngrad.bench import grid, memory, passes, runner, verify
-from attngrad.bench.cases import TANGENTS
-from attngrad.bench.peers import OURS, OWN_BASE, OWN_FLOAT32, Ours
-from attngrad.bench.results import Results, Row
-from attngrad.bench.startup import BARE, HELP, Startup
-from attngrad.bench.timing import Timing
+from benchmarks import grid, memory, passes, runner, verify
+from benchmarks.cases import TANGENTS
+from benchmarks.peers import OURS, OWN_BASE, OWN_FLOAT32, Ours
+from benchmarks.results import Results, Row
+from benchmarks.startup import BARE, HELP, Startup
+from benchmarks.timing import Timing
 
 F, FB = "forward", "forward + backward"
 TINY = list(dict.fromkeys(replace(case.tiny(), level=1) for case in grid.CASES))

@@ -113,7 +113,7 @@ def audit(rng: random.Random) -> list[str]:
 def draw(number: int) -> list[str]:
     """The command line of this number."""
     rng = random.Random(number)  # noqa: S311
-    name = rng.choices(["explain", "audit", "errata", "info", "bench", "other"], (60, 25, 3, 1, 3, 2))[0]
+    name = rng.choices(["explain", "audit", "errata", "info", "other"], (60, 25, 3, 1, 2))[0]
     if name == "explain":
         return [name, *explain(rng)]
     if name == "audit":
@@ -127,9 +127,6 @@ def draw(number: int) -> list[str]:
             rng.choice(NUMBERS),
             "--json",
         ]
-    if name == "bench":
-        threads = rng.choice([[], ["--threads", rng.choice(NUMBERS)], ["--peers", rng.choice(WORDS[:6])]])
-        return [name, "--list", "--only", rng.choice(["forward", "*", "[", "", *WORDS]), *threads]
     return rng.choice([["info"], [], ["--help"], ["explian"], ["demo", "--seed", "x"], ["check", "--seed", "-1"], [""]])
 
 
@@ -157,4 +154,4 @@ def judge(number: int) -> str:
         if path.suffix == ".json" and "--format" not in words:
             json.loads(text)
         path.unlink()
-    return f"{words[0] if words and words[0] in ('explain', 'audit', 'errata', 'bench') else 'other'} {status}"
+    return f"{words[0] if words and words[0] in ('explain', 'audit', 'errata') else 'other'} {status}"

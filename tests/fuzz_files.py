@@ -25,6 +25,7 @@ import numpy as np
 
 import attngrad
 from attngrad.explain.examples import LARGEST
+from benchmarks.cli import command as benchmark
 from fuzz_tools import ODD, Watch, command, refused, spoil, spoil_json
 
 WHAT = "files"
@@ -264,10 +265,10 @@ def results(rng: random.Random) -> bytes:
 
 
 def read_results(data: bytes) -> str:
-    """Through ``attngrad bench --load``."""
+    """Through ``python -m benchmarks --load``."""
     path = place() / "results.json"
     path.write_bytes(data)
-    status, _, errors = command("bench", "--load", str(path))
+    status, _, errors = command("--load", str(path), of=benchmark)
     if status == 0 or not errors:  # 1 without a word: a row of the results tells of a failure
         return "read"
     assert status == 1, (status, errors)

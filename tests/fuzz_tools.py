@@ -6,6 +6,7 @@ import random
 import sys
 from typing import Any
 
+import click
 from click.testing import CliRunner
 
 from attngrad import cli
@@ -110,9 +111,9 @@ class Watch:
         assert not self.seen, self.seen
 
 
-def command(*arguments: str) -> tuple[int, str, str]:
+def command(*arguments: str, of: click.Command = cli.main) -> tuple[int, str, str]:
     """Exit status, output and errors of ``attngrad`` in this process; an exception that is no exit is raised."""
-    found = CliRunner(env={"COLUMNS": "80"}).invoke(cli.main, arguments)
+    found = CliRunner(env={"COLUMNS": "80"}).invoke(of, arguments)
     if found.exception is not None and not isinstance(found.exception, SystemExit):
         raise found.exception
     return found.exit_code, found.stdout, found.stderr

@@ -88,7 +88,6 @@ def commands(folder: Path) -> None:
     told = command("audit", f"{folder / 'mine.py'}:mine", "--effort", "quick", "--json", "-", status=1)
     assert json.loads(told)["mistakes"] == ["dq-dk-exchanged"]
     assert json.loads(command("errata", "--json", "--document", "001"))["claims"]
-    assert "startup" in command("bench", "--list")
 
 
 def main() -> None:

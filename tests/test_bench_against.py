@@ -13,13 +13,9 @@ import numpy as np
 import pytest
 
 import attngrad
-
-sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))
-
-import against
-import against_worker
-from against import AGAIN, ORDERS, REVISION, TREE, MeasurementError, Result
-from against_worker import FB, HVP, KINDS, ROWS, F, Row, square
+from benchmarks import against, against_worker
+from benchmarks.against import AGAIN, ORDERS, REVISION, TREE, MeasurementError, Result
+from benchmarks.against_worker import FB, HVP, KINDS, ROWS, F, Row, square
 
 ONE = square(1, 1, 5, 4)
 OTHER = replace(ONE, dtype="float64")

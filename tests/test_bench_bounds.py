@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from attngrad.bench import bounds, memory
-from attngrad.bench.cases import dims
-from attngrad.bench.peers import OURS, OWN_BASE
-from attngrad.bench.results import Results
 from bench_tools import results_of, spoil, started, timing_of
+from benchmarks import bounds, memory
+from benchmarks.cases import dims
+from benchmarks.peers import OURS, OWN_BASE
+from benchmarks.results import Results
 
 
 def test_every_bound_holds_of_a_fast_run_and_is_judged():

@@ -8,13 +8,13 @@ import pytest
 
 from attngrad import reference
 from attngrad._options import bind
-from attngrad.bench import grid, memory, peers, runner, verify
-from attngrad.bench.cases import TANGENTS, Case, dims
-from attngrad.bench.numpy_peer import NumPy
-from attngrad.bench.passes import PASSES
-from attngrad.bench.peers import OURS, Ours, OursInAnotherPass
-from attngrad.bench.results import Row, geometric_mean
 from bench_tools import FB, TINY, F, checked, ids
+from benchmarks import grid, memory, peers, runner, verify
+from benchmarks.cases import TANGENTS, Case, dims
+from benchmarks.numpy_peer import NumPy
+from benchmarks.passes import PASSES
+from benchmarks.peers import OURS, Ours, OursInAnotherPass
+from benchmarks.results import Row, geometric_mean
 
 
 @pytest.mark.parametrize("case", TINY, ids=ids)

@@ -1,4 +1,4 @@
-"""The command ``attngrad bench``."""
+"""The command ``python -m benchmarks``."""
 
 import json
 import os
@@ -8,9 +8,9 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from attngrad.bench import grid
-from attngrad.bench.cli import command
 from bench_tools import results_of, spoil, started
+from benchmarks import grid
+from benchmarks.cli import command
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_the_command_writes_the_page_from_saved_results(saved, tmp_path):
 
 
 def test_the_help_loads_nothing_but_click():
-    code = "import sys\nfrom attngrad.bench.cli import command\n"
+    code = "import sys\nfrom benchmarks.cli import command\n"
     code += "try:\n    command(['--help'])\nexcept SystemExit:\n    pass\nprint(*sorted(sys.modules))"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)  # noqa: S603
     loaded = {name.split(".")[0] for name in result.stdout.splitlines()[-1].split()}
@@ -77,6 +77,6 @@ def test_the_help_loads_nothing_but_click():
 def test_a_run_names_the_instruction_set_that_it_was_forced_to(tmp_path):
     file = tmp_path / "results.json"
     options = ["--quick", "--only", "overhead*d", "--peers", "numpy", "--json", file]
-    line = [sys.executable, "-m", "attngrad", "bench", *options]
+    line = [sys.executable, "-m", "benchmarks", *options]
     subprocess.run(line, env={**os.environ, "ATTNGRAD_ISA": "baseline"}, check=True, capture_output=True)  # noqa: S603
     assert json.loads(file.read_text())["machine"]["isa"] == "baseline"

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from attngrad.bench import grid, report
-from attngrad.bench.markdown import page
-from attngrad.bench.passes import PASSES
-from attngrad.bench.peers import OURS
-from attngrad.bench.results import Results
 from bench_tools import results_of, spoil, timing_of
+from benchmarks import grid, report
+from benchmarks.markdown import page
+from benchmarks.passes import PASSES
+from benchmarks.peers import OURS
+from benchmarks.results import Results
 
 
 def rendered(results, width):
@@ -113,7 +113,7 @@ def test_the_markdown_page_has_every_row_and_its_losses():
 
 def test_the_plots_are_drawn_of_whatever_there_is(tmp_path):
     pytest.importorskip("matplotlib")
-    from attngrad.bench.plots import draw
+    from benchmarks.plots import draw
 
     results = results_of(1.5)
     results.rows[3] = replace(results.rows[3], others=1.0)
@@ -125,7 +125,7 @@ def test_the_plots_are_drawn_of_whatever_there_is(tmp_path):
 
 
 def test_no_two_bars_of_a_plot_stand_in_one_place_whether_run_or_loaded():
-    from attngrad.bench.plots import _below, _places
+    from benchmarks.plots import _below, _places
 
     results = results_of()
     for found in (results, Results.from_json(json.loads(json.dumps(results.to_json())))):
@@ -136,7 +136,7 @@ def test_no_two_bars_of_a_plot_stand_in_one_place_whether_run_or_loaded():
 
 
 def test_the_line_of_a_plot_has_one_point_a_length_the_largest():
-    from attngrad.bench.plots import _largest
+    from benchmarks.plots import _largest
 
     rows = [row for row in results_of().rows if row.name == "hvp" and row.case.label in ("1,1,10,32", "32,4,10,32")]
     assert [row.case.label for row in _largest(rows[::-1])] == ["32,4,10,32"]

@@ -8,12 +8,12 @@ import pytest
 
 import attngrad
 from attngrad import reference
-from attngrad.bench import memory, passes, peers, probe, quiet, runner, startup, timing
-from attngrad.bench.cases import TANGENTS, Case, dims
-from attngrad.bench.numpy_peer import NumPy
-from attngrad.bench.peers import OURS, OWN_BASE, OWN_FLOAT32, Ours, Peer
-from attngrad.bench.timing import Budget
 from bench_tools import FB, F, spoiled, timing_of
+from benchmarks import memory, passes, peers, probe, quiet, runner, startup, timing
+from benchmarks.cases import TANGENTS, Case, dims
+from benchmarks.numpy_peer import NumPy
+from benchmarks.peers import OURS, OWN_BASE, OWN_FLOAT32, Ours, Peer
+from benchmarks.timing import Budget
 
 
 def a_second_each(calls, budgets):
@@ -236,7 +236,7 @@ def test_a_missing_peer_is_left_out_with_a_remark_that_names_the_extra(monkeypat
     monkeypatch.setattr(peers.importlib, "import_module", without_jax)
     found, remarks = runner.find_peers(runner.Settings(0, 1, ("jax", "numpy"), ("sizes 32",)))
     assert [peer.name for peer in found] == ["numpy"]
-    assert remarks == ["bench: jax is not installed: pip install 'attngrad[bench]'."]
+    assert remarks == ["bench: jax is not installed: make .venv/.group-bench."]
 
 
 def test_a_peer_that_dies_in_a_dtype_runs_without_amx_or_not_at_all(monkeypatch):

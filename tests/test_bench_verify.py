@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from attngrad.bench import passes, verify
-from attngrad.bench.cases import KINDS, TANGENTS, Case, dims
-from attngrad.bench.numpy_peer import NumPy, central
-from attngrad.bench.peers import Ours
 from bench_tools import FB, F, checked, spoiled
+from benchmarks import passes, verify
+from benchmarks.cases import KINDS, TANGENTS, Case, dims
+from benchmarks.numpy_peer import NumPy, central
+from benchmarks.peers import Ours
 
 
 @pytest.mark.parametrize(

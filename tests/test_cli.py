@@ -210,4 +210,4 @@ def test_a_shell_completes_the_names_of_commands(shell, position):
         env=os.environ | environment,
     )
     assert "audit" in told.stdout
-    assert "bench" not in told.stdout
+    assert "explain" not in told.stdout

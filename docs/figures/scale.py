@@ -9,7 +9,7 @@ draw 32 sets of 64 queries and 64 keys, and measure every row with the factor 1/
     dead        the share of rows where that is below 1e-3
     dq          ||dq|| / ||dout|| for random v and dout, median; the factor of the scale itself is in it
 
-Run it: ``python docs/figures/scale.py`` prints the table and draws docs/figures/scale.png (needs matplotlib).
+Run it: ``python -m docs.figures.scale`` prints the table and draws docs/figures/scale.png (needs matplotlib).
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def draw(found: dict[int, tuple[Measured, Measured]], path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    from attngrad.bench.plots import INK, RULES
+    from benchmarks.plots import INK, RULES
 
     panels: list[tuple[str, str, bool]] = [
         ("largest", "Largest weight of a row", False),

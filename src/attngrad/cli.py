@@ -5,7 +5,6 @@ from __future__ import annotations
 import click
 
 from attngrad.auditor.cli import command as audit
-from attngrad.bench.cli import command as bench
 from attngrad.explain.cli import command as explain
 
 
@@ -118,7 +117,6 @@ def info() -> None:
 
 
 main.add_command(audit)
-main.add_command(bench)
 main.add_command(explain)
 
 

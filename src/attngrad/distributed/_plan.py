@@ -70,7 +70,7 @@ def plan(
         memory         = 8 tensors of a shard + 5 pairs of them / pieces + a tile      pieces: 8, of 2048 tokens or more
 
     ``bandwidth`` is what a rank sends in bytes a second while it receives as much; ``flops`` what its kernels reach
-    (``attngrad bench`` measures it). ``itemsize`` is 2 for 16-bit inputs, whose sums are float32. ``causal`` halves the
+    (the benchmark measures it). ``itemsize`` is 2 for 16-bit inputs, whose sums are float32. ``causal`` halves the
     arithmetic, which zigzag deals out evenly. Latency, and work in steps that one neighbour waits for, are not counted.
 
     >>> p = plan(1_000_000, 64, heads=32, dim=128, bandwidth=10e9, flops=2e12, key_heads=8, itemsize=2, causal=True)

@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from attngrad.bench.bounds import Verdict, judge
-from attngrad.bench.grid import TITLES
-from attngrad.bench.memory import D, Usage, exponent
-from attngrad.bench.passes import PASSES
-from attngrad.bench.peers import HOUSE, OURS
-from attngrad.bench.results import Results, Row
+from benchmarks.bounds import Verdict, judge
+from benchmarks.grid import TITLES
+from benchmarks.memory import D, Usage, exponent
+from benchmarks.passes import PASSES
+from benchmarks.peers import HOUSE, OURS
+from benchmarks.results import Results, Row
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from attngrad import _native
-from attngrad.bench.quiet import DISTURBED, Watch
+from benchmarks.quiet import DISTURBED, Watch
 
 Call = Callable[[], object]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
 
-from attngrad.bench.cases import Case, dims
-from attngrad.bench.passes import PASSES
+from benchmarks.cases import Case, dims
+from benchmarks.passes import PASSES
 
 QUICK, DEFAULT, FULL = 0, 1, 2
 LEVELS = ("quick", "default", "full")

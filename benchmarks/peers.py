@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import attngrad
-from attngrad.bench.cases import Case, Inputs, NDArray
-from attngrad.bench.passes import PASSES, Arrays, Pass, by_name
+from benchmarks.cases import Case, Inputs, NDArray
+from benchmarks.passes import PASSES, Arrays, Pass, by_name
 
 NAMES = ("torch", "jax", "numpy")
 OURS = "attngrad"
@@ -169,7 +169,7 @@ def load(name: str, threads: int) -> Peer:
     try:
         importlib.import_module(name)
     except ImportError as error:
-        raise ImportError(f"bench: {name} is not installed: pip install 'attngrad[bench]'.") from error
-    module = importlib.import_module(f"attngrad.bench.{name}_peer")
+        raise ImportError(f"bench: {name} is not installed: make .venv/.group-bench.") from error
+    module = importlib.import_module(f"benchmarks.{name}_peer")
     peer: Peer = module.PEER(threads)
     return peer

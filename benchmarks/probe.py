@@ -13,8 +13,9 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
-from attngrad.bench.cases import Case, dims
-from attngrad.bench.peers import load
+from benchmarks.cases import Case, dims
+from benchmarks.machine import ROOT
+from benchmarks.peers import load
 
 WITHOUT_AMX = {"torch": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"}}
 """By peer, the environment that keeps it from using AMX; it must be set before the peer is imported."""
@@ -22,8 +23,9 @@ WITHOUT_AMX = {"torch": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"}}
 
 def death(peer: str, dtype: str, environment: Mapping[str, str]) -> str | None:
     """The signal that ends a process in which the peer computes in this dtype, or None."""
-    command = [sys.executable, "-m", "attngrad.bench.probe", peer, dtype]
-    result = subprocess.run(command, env=os.environ | environment, capture_output=True, check=False)  # noqa: S603 ours
+    command = [sys.executable, "-m", "benchmarks.probe", peer, dtype]
+    given = os.environ | environment
+    result = subprocess.run(command, env=given, cwd=ROOT, capture_output=True, check=False)  # noqa: S603 ours
     return signal.Signals(-result.returncode).name if result.returncode < 0 else None
 
 

@@ -1,4 +1,4 @@
-"""The command ``attngrad bench``. Nothing but click is imported before it runs."""
+"""The command ``python -m benchmarks``. Nothing but click is imported before it runs."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from attngrad.bench.results import Results
-    from attngrad.bench.runner import Settings
+    from benchmarks.results import Results
+    from benchmarks.runner import Settings
 
 PEERS = "torch,jax,numpy"
 DTYPES = ("float32", "float64", "bfloat16", "float16")
@@ -56,8 +56,8 @@ def command(
         _require_matplotlib()
 
     import attngrad
-    from attngrad.bench.runner import Settings
-    from attngrad.bench.startup import NAME
+    from benchmarks.runner import Settings
+    from benchmarks.startup import NAME
 
     settings = Settings(1 if level is None else level, threads or attngrad.get_num_threads(), names, only, dtypes)
     if list_rows:
@@ -68,7 +68,7 @@ def command(
             click.echo(NAME)
         return
     if load is None and not (settings.cases() or settings.usages() or settings.startup()):
-        raise click.ClickException("bench: no row matches; `attngrad bench --full --list` lists them all.")
+        raise click.ClickException("bench: no row matches; `python -m benchmarks --full --list` lists them all.")
     results = _run(settings) if load is None else _load(load)
     _report(results, json_file, plots, markdown, check)
 
@@ -86,7 +86,7 @@ def _require_matplotlib() -> None:
     from importlib.util import find_spec
 
     if find_spec("matplotlib") is None:
-        raise ImportError("bench: --plots needs matplotlib: pip install 'attngrad[bench]'.")
+        raise click.ClickException("bench: --plots needs matplotlib: make .venv/.group-bench.")
 
 
 def _run(settings: Settings) -> Results:
@@ -94,7 +94,7 @@ def _run(settings: Settings) -> Results:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from attngrad.bench import runner
+    from benchmarks import runner
 
     console = Console(stderr=True)
     total = runner.steps(settings)
@@ -122,8 +122,8 @@ def _load(path: str) -> Results:
 
     from rich.console import Console
 
-    from attngrad.bench import report
-    from attngrad.bench.results import Results
+    from benchmarks import report
+    from benchmarks.results import Results
 
     try:
         results = Results.from_json(json.loads(Path(path).read_text()))
@@ -143,8 +143,8 @@ def _report(results: Results, json_file: str | None, plots: str | None, markdown
     from rich.console import Console
 
     from attngrad import _files
-    from attngrad.bench import report
-    from attngrad.bench.bounds import judge
+    from benchmarks import report
+    from benchmarks.bounds import judge
 
     report.render(results, Console())
     if json_file is not None:
@@ -152,12 +152,12 @@ def _report(results: Results, json_file: str | None, plots: str | None, markdown
         _files.replace(json_file, text.encode())
     images: list[Path] = []
     if plots is not None:
-        from attngrad.bench.plots import draw
+        from benchmarks.plots import draw
 
         images = draw(results, Path(plots))
         click.echo(f"wrote {', '.join(map(str, images))}", err=True)
     if markdown is not None:
-        from attngrad.bench.markdown import page
+        from benchmarks.markdown import page
 
         text = page(results, [os.path.relpath(image, Path(markdown).parent) for image in images])
         _files.replace(markdown, text.encode())

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from attngrad.bench.cases import Case, Inputs, NDArray
-from attngrad.bench.peers import Peer, Prepared, gradients, second_order
+from benchmarks.cases import Case, Inputs, NDArray
+from benchmarks.peers import Peer, Prepared, gradients, second_order
 
 
 def dense(q: Any, k: Any, v: Any, bias: Any = None, mask: Any = None) -> Any:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from attngrad.bench.bounds import judge
-from attngrad.bench.grid import TITLES
-from attngrad.bench.passes import PASSES
-from attngrad.bench.peers import HOUSE, OURS
-from attngrad.bench.report import (
+from benchmarks.bounds import judge
+from benchmarks.grid import TITLES
+from benchmarks.passes import PASSES
+from benchmarks.peers import HOUSE, OURS
+from benchmarks.report import (
     LEGEND,
     disturbance,
     figure,
@@ -20,7 +20,7 @@ from attngrad.bench.report import (
     memory_title,
     percent,
 )
-from attngrad.bench.results import Results, Row
+from benchmarks.results import Results, Row
 
 GOALS = """What the project aims at, not what it claims: *missed* means that the figure falls short. Ratios to
 torch unless said; means are geometric, of the rows that arithmetic bounds, where those above are of all."""
@@ -64,7 +64,7 @@ def page(results: Results, images: Sequence[str] = ()) -> str:
         "# Benchmark",
         "",
         f"{machine['cpu']}, {machine['cores']} cores, {machine['isa']}, {machine['threads']} threads; {versions}; "
-        f"commit {results.commit or 'unknown'}; {results.date}; written by `attngrad bench`.",
+        f"commit {results.commit or 'unknown'}; {results.date}; written by `make bench`.",
         "",
         limits(results),
         "",

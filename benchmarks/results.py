@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from attngrad.bench.cases import Case, Dims
-from attngrad.bench.memory import D, Usage
-from attngrad.bench.passes import PASSES
-from attngrad.bench.peers import HOUSE, OURS, OWN_BASE
-from attngrad.bench.quiet import DISTURBED, UNSTEADY
-from attngrad.bench.startup import Startup
-from attngrad.bench.timing import Timing
+from benchmarks.cases import Case, Dims
+from benchmarks.memory import D, Usage
+from benchmarks.passes import PASSES
+from benchmarks.peers import HOUSE, OURS, OWN_BASE
+from benchmarks.quiet import DISTURBED, UNSTEADY
+from benchmarks.startup import Startup
+from benchmarks.timing import Timing
 
 SCHEMA = 2
 
@@ -205,7 +205,7 @@ class Results:
 
     def to_json(self) -> dict[str, Any]:
         """Everything, with NaN as None."""
-        from attngrad.bench.bounds import judge
+        from benchmarks.bounds import judge
 
         fractions = [self.fraction(row) for row in self.rows]
         rows = [row.to_json() | {"rate": row.rate, "fraction": f} for row, f in zip(self.rows, fractions, strict=True)]

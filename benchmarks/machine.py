@@ -11,6 +11,9 @@ from typing import Any
 
 from attngrad import _native
 
+ROOT = Path(__file__).resolve().parents[1]
+"""Of the checkout: where processes of their own find this package."""
+
 
 def cpu_model() -> str:
     """The name of the processor, from /proc/cpuinfo where there is one."""

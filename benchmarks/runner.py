@@ -11,15 +11,15 @@ from typing import TypeVar
 
 import attngrad
 from attngrad._threads import choose_isa
-from attngrad.bench import grid, machine, memory, startup, verify
-from attngrad.bench.cases import TANGENTS, Case
-from attngrad.bench.passes import PASSES
-from attngrad.bench.peers import HOUSE, NAMES, OURS, Ours, OursInAnotherPass, OursInFloat32, Peer, Prepared, load
-from attngrad.bench.probe import survey
-from attngrad.bench.quiet import Patience, Watch
-from attngrad.bench.results import Results, Row
-from attngrad.bench.startup import Startup
-from attngrad.bench.timing import Budget, Call, Probe, bandwidth, interleave
+from benchmarks import grid, machine, memory, startup, verify
+from benchmarks.cases import TANGENTS, Case
+from benchmarks.passes import PASSES
+from benchmarks.peers import HOUSE, NAMES, OURS, Ours, OursInAnotherPass, OursInFloat32, Peer, Prepared, load
+from benchmarks.probe import survey
+from benchmarks.quiet import Patience, Watch
+from benchmarks.results import Results, Row
+from benchmarks.startup import Startup
+from benchmarks.timing import Budget, Call, Probe, bandwidth, interleave
 
 Tell = Callable[[str, int], None]
 """Takes what is being done, and how many steps are behind it since the last time."""

@@ -17,9 +17,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from attngrad.bench.cases import Case, dims
-from attngrad.bench.passes import PASSES
-from attngrad.bench.quiet import DISTURBED, Watch
+from benchmarks.cases import Case, dims
+from benchmarks.machine import ROOT
+from benchmarks.passes import PASSES
+from benchmarks.quiet import DISTURBED, Watch
 
 D = 64
 BACKWARD, HVP = "forward + backward", "hvp"
@@ -81,7 +82,7 @@ def _highest() -> int:
 def child(peer: str, n: int, threads: int, work: str) -> Usage:
     """What the subprocess does: warm up on a short sequence, then one call of length ``n``."""
     import attngrad
-    from attngrad.bench.peers import OURS, Ours, load
+    from benchmarks.peers import OURS, Ours, load
 
     attngrad.set_num_threads(threads)
     contender = Ours() if peer == OURS else load(peer, threads)
@@ -98,8 +99,8 @@ def child(peer: str, n: int, threads: int, work: str) -> Usage:
 def measure(peer: str, n: int, threads: int, work: str) -> Usage:
     """``child`` in a fresh interpreter."""
     arguments = json.dumps([peer, n, threads, work])
-    command = [sys.executable, "-m", "attngrad.bench.memory", arguments]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 our own module
+    command = [sys.executable, "-m", "benchmarks.memory", arguments]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)  # noqa: S603 our own module
     if result.returncode != 0:
         raise RuntimeError(f"bench: measuring the memory of {peer}, {work} at n = {n} failed:\n{result.stderr.strip()}")
     taken, seconds, others = json.loads(result.stdout.splitlines()[-1])

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from attngrad.bench.cases import Case, Inputs, NDArray
-from attngrad.bench.passes import PASSES, Arrays
+from benchmarks.cases import Case, Inputs, NDArray
+from benchmarks.passes import PASSES, Arrays
 
 MOST_PAIRS = 20_000_000
 """Scores that the reference may hold, over all sampled rows."""

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from attngrad.bench.cases import Case, Inputs, NDArray
-from attngrad.bench.peers import Peer, Prepared, gradients, second_order
 from attngrad.core.dtypes import BFLOAT16
+from benchmarks.cases import Case, Inputs, NDArray
+from benchmarks.peers import Peer, Prepared, gradients, second_order
 
 
 class Torch(Peer):

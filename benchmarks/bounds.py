@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from attngrad.bench.memory import exponent
-from attngrad.bench.passes import PASSES
-from attngrad.bench.peers import OURS, OWN_BASE, OWN_FLOAT32
-from attngrad.bench.results import Results, Row, geometric_mean
-from attngrad.bench.startup import HELP
+from benchmarks.memory import exponent
+from benchmarks.passes import PASSES
+from benchmarks.peers import OURS, OWN_BASE, OWN_FLOAT32
+from benchmarks.results import Results, Row, geometric_mean
+from benchmarks.startup import HELP
 
 Found = tuple[float, str]
 """A value, and the row that it comes from."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from attngrad import reference
-from attngrad.bench.cases import TANGENTS, Inputs, NDArray
+from benchmarks.cases import TANGENTS, Inputs, NDArray
 
 Arrays = dict[str, NDArray]
 

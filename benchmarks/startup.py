@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from attngrad.bench.quiet import DISTURBED, UNSTEADY
-from attngrad.bench.timing import Timing
+from benchmarks.quiet import DISTURBED, UNSTEADY
+from benchmarks.timing import Timing
 
 HELP, BARE = "attngrad --help", "python -c pass"
 NAME = f"startup {HELP}"

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from attngrad.bench.bounds import MOST_MEMORY
-from attngrad.bench.memory import D, Usage, exponent
-from attngrad.bench.passes import PASSES
-from attngrad.bench.peers import OURS
-from attngrad.bench.report import growing
-from attngrad.bench.results import Results, Row
+from benchmarks.bounds import MOST_MEMORY
+from benchmarks.memory import D, Usage, exponent
+from benchmarks.passes import PASSES
+from benchmarks.peers import OURS
+from benchmarks.report import growing
+from benchmarks.results import Results, Row
 
 # Okabe and Ito's colours, told apart in all common kinds of colour blindness; markers tell them apart in print.
 STYLES: dict[str, tuple[str, str]] = {
@@ -43,7 +43,7 @@ def _pyplot() -> Any:
     try:
         matplotlib = importlib.import_module("matplotlib")
     except ImportError as error:
-        raise ImportError("bench: --plots needs matplotlib: pip install 'attngrad[bench]'.") from error
+        raise ImportError("bench: --plots needs matplotlib: make .venv/.group-bench.") from error
     matplotlib.use("Agg")
     return importlib.import_module("matplotlib.pyplot")
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from attngrad.bench.cases import Case, Inputs, NDArray
-from attngrad.bench.passes import Arrays
-from attngrad.bench.peers import Peer, Prepared, gradients
+from benchmarks.cases import Case, Inputs, NDArray
+from benchmarks.passes import Arrays
+from benchmarks.peers import Peer, Prepared, gradients
 
 STEP = {"float32": 2.0**-9, "float64": 2.0**-17}
 """Of the differences, near the cube root of eps: there truncation, step^2, and rounding, eps / step, are alike."""
