@@ -78,7 +78,7 @@ def test_ranks_give_what_one_process_gives(pool, names, layout):
         assert_equal(pool, make(names, SHAPE), ranks, layout)
 
 
-@pytest.mark.full
+@pytest.mark.thorough
 @pytest.mark.parametrize("names", list(itertools.combinations(sorted(OPTIONS), 2)), ids=label)
 def test_pairs_of_options_combine_across_ranks(pool, names):
     for layout in LAYOUTS:
@@ -163,7 +163,7 @@ def test_low_precision_keeps_the_rounding_bound(pool, dtype, layout):
     assert_within_rounding(pool, c, 3, layout)
 
 
-@pytest.mark.full
+@pytest.mark.thorough
 @pytest.mark.parametrize("names", [*SINGLES, EVERYTHING], ids=label)
 @LOW
 def test_low_precision_keeps_the_rounding_bound_with_every_option(pool, dtype, names):
@@ -177,6 +177,46 @@ def test_large_scores_keep_their_digits(pool):
     c.q = 300.0 * c.q
     for layout in LAYOUTS:
         assert_equal(pool, c, 3, layout)
+
+
+def hiding(rows: list[int], by: str) -> dict[str, Any]:
+    """Options that let the queries of SHAPE see some keys, and these ``rows`` none."""
+    hidden = np.isin(np.arange(SHAPE.t), rows)
+    if by == "causal":
+        return {"causal": True, "offset": -len(rows)}
+    if by == "segments":
+        return {"segments": (np.tile(hidden.astype(int), (2, 1)), np.zeros((2, SHAPE.s), int))}
+    return {"mask": ~hidden[:, None] & (np.random.default_rng(0).random((SHAPE.t, SHAPE.s)) > 0.3)}
+
+
+@pytest.mark.parametrize("names", [(), ("bias",), ("sinks",), ("bias", "sinks", "softcap", "dropout")], ids=label)
+@pytest.mark.parametrize("by", ["causal", "mask", "segments"])
+def test_what_a_query_that_sees_nothing_holds_reaches_nothing(pool, by, names):
+    rows = [0, 1, 2, 3] if by == "causal" else [0, 5, 8]
+    c = make(names, SHAPE)
+    c.options |= hiding(rows, by)
+    for layout in LAYOUTS:
+        found = []
+        for value in (0.0, np.nan, np.inf, -np.inf):
+            c.q[..., rows, :] = c.dout[..., rows, :] = c.t.q[..., rows, :] = value
+            assert_equal(pool, c, 2, layout)
+            found.append(joined(pool.run(2, run_case, c, layout), c, layout))
+        for got in found:
+            assert all(np.array_equal(x, found[0][name]) for name, x in got.items())
+            assert not any(got[name][..., rows, :].any() for name in ("out", "out_dot", "dq", "dbias") if name in got)
+            sigma = c.options.get("sinks", np.full(SHAPE.heads, -np.inf))
+            assert np.array_equal(got["lse"][..., rows], np.broadcast_to(sigma[:, None], (2, SHAPE.heads, len(rows))))
+
+
+@pytest.mark.parametrize("sigma", [60.0, 900.0])
+def test_a_sink_that_outweighs_every_key_gives_what_one_process_gives(pool, sigma):
+    """The sum of such a row is that of a row that sees nothing, but its out is not zero while exp(s - sigma) is not."""
+    c = make(("bias", "sinks"), SHAPE)
+    c.options["sinks"][...] = sigma
+    for value in (c.dout[0, 0, 5, 0], np.nan):
+        c.dout[0, 0, 5, 0] = value
+        for layout in LAYOUTS:
+            assert_equal(pool, c, 2, layout)
 
 
 def test_results_are_the_same_bit_for_bit_each_time(pool):
