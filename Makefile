@@ -4,6 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 BUILD_INPUTS := pyproject.toml CMakeLists.txt $(wildcard csrc/*.* csrc/*/*.* csrc/*/*/*.*)
 TESTING := .venv/.installed .venv/.group-test
+SOURCES := $(wildcard csrc/*.?pp csrc/*/*.?pp csrc/*/*/*.?pp tests/*.cpp)
 WORKERS := -n auto --dist loadgroup
 
 .PHONY: demo test test-all test-full lint format clean sanitize sanitize-address sanitize-thread fuzz soak bench \
@@ -27,11 +28,13 @@ test-full: $(TESTING) .venv/.test-only lint
 lint: .venv/.group-test
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/clang-format --dry-run --Werror $(SOURCES)
 	$(BIN)/mypy
 
 format: .venv/.group-test
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+	$(BIN)/clang-format -i $(SOURCES)
 
 # Side by side with torch, jax and NumPy; leave the machine alone meanwhile.
 bench: .venv/.installed .venv/.group-bench

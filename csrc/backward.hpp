@@ -94,8 +94,7 @@ public:
     using Number = T;
     static constexpr bool one_product = true;  // a tile of a block adds one product to each sum over queries
 
-    Backward(const Problem& p, const BackwardProblem& g, int blocks, char* memory)
-        : Backward(p, g, blocks, Cutter(memory)) {}
+    Backward(const Problem& p, const BackwardProblem& g, int blocks, char* memory) : Backward(p, g, blocks, Cutter(memory)) {}
     static std::size_t bytes(const Problem& p, const BackwardProblem& g, int blocks) {
         return Backward(p, g, blocks, Cutter(nullptr)).used_;
     }
@@ -118,7 +117,7 @@ public:
         Packed& x = packed_[n];
         load_statistics<T>(p_, g_, x.q, x.top, x.inverse, x.delta);
         x.qs = pack_rows<T>(p_.type, p_.q, x.q, p_.D, x.inverse, Scores<T>::query_factor(p_), rows_, x.qt, x.q_copy,
-                               [](int, VectorOfRows<T>) {});
+                            [](int, VectorOfRows<T>) {});
         const auto deltas = [&](int lane, VectorOfRows<T> rows) {
             write_deltas<T>(p_, g_, x.q, lane, rows, x.inverse, x.delta);
         };
@@ -143,11 +142,11 @@ public:
                             sizeof(T) * (std::min(panel.end(), x.q.count) - panel.lane) * p_.D);
             panel.parts([&](int vectors, int at, Span span) {
                 const long row = (span.a - k0) * block<T> + at;
-                k_.template dots<ToZero>(vectors, span, x.qt + at, st_ + row);  // (F1)
+                k_.template dots<ToZero>(vectors, span, x.qt + at, st_ + row);   // (F1)
                 v_.template dots<ToZero>(vectors, span, x.dot + at, dt_ + row);  // (R2)
                 auto* fill = vectors == 3 ? omega<T, 3> : vectors == 2 ? omega<T, 2> : omega<T, 1>;
-                fill(scores_, st_ + at, dt_ + at, ds ? ds + at : nullptr, k0, span, panel.inner, at, x.top + at,
-                     x.inverse + at, x.delta + at, T{1});
+                fill(scores_, st_ + at, dt_ + at, ds ? ds + at : nullptr, k0, span, panel.inner, at, x.top + at, x.inverse + at,
+                     x.delta + at, T{1});
                 const int count = std::min(vectors * lanes<T>, x.q.count - at);
                 if (!g_.dq) return;
                 if (x.in_place) {

@@ -61,7 +61,7 @@ __attribute__((noinline)) void omega_tangent(const Scores<T> scores, const Secon
                 dp_dot *= keep;
             }
             const Vec<T> e = dp - load<T>(rows.delta + n);
-            Vec<T> dz = p * e;                                                    // (R4)
+            Vec<T> dz = p * e;                                                     // (R4)
             Vec<T> dz_dot = p * (w * e + (dp_dot - load<T>(rows.delta_dot + n)));  // (H3), p_dot = p o w
             Vec<T> kept_dot = kept * w;
             if constexpr (path != Path::clear) {
@@ -177,34 +177,35 @@ public:
 
     void tile(int n, long k0, long k1) {
         Packed& x = packed_[n];
-        each_panel<T>(x.q, k0, k1, false, {tiles_.s, tiles_.z_dot, tiles_.dp, tiles_.dp_dot, tiles_.ds, tiles_.ds_dot}, seen_,
-                      [&](const Panel<T>& panel) ATTNGRAD_LAMBDA {
-            panel.parts([&](int vectors, int at, Span span) {
-                const long row = (span.a - k0) * block<T> + at;
-                k_.template dots<ToZero>(vectors, span, x.qt + at, tiles_.s + row);    // (F1)
-                v_.template dots<ToZero>(vectors, span, x.dot + at, tiles_.dp + row);  // (R2)
-                if (tiles_.moves)
-                    sum_of_dots<T>(vectors, span, at, t_.q.data ? &k_ : nullptr, x.q_dot_t,
-                                   t_.k.data ? &k_dot_ : nullptr, x.qt, tiles_.z_dot + row);  // (T1)
-                if (tiles_.pulls)
-                    sum_of_dots<T>(vectors, span, at, g_.dout_dot.data ? &v_ : nullptr, x.dout_dot_t,
-                                   t_.v.data ? &v_dot_ : nullptr, x.dot, tiles_.dp_dot + row);  // (H2)
-                auto* fill = vectors == 3 ? omega_tangent<T, 3> : vectors == 2 ? omega_tangent<T, 2> : omega_tangent<T, 1>;
-                fill(scores_, tiles_, k0, span, panel.inner, at, x.rows);
-                const int count = std::min(vectors * lanes<T>, x.q.count - at);
-                const long first = at * padded<T>(p_.D);
-                k_.template combine<ToC>(count, span, tiles_.dp + row, x.dq + first);          // (R8)
-                k_.template combine<ToC>(count, span, tiles_.dp_dot + row, x.dq_dot + first);  // (H5)
-                if (t_.k.data) k_dot_.template combine<ToC>(count, span, tiles_.dp + row, x.dq_dot + first);
+        each_panel<T>(
+            x.q, k0, k1, false, {tiles_.s, tiles_.z_dot, tiles_.dp, tiles_.dp_dot, tiles_.ds, tiles_.ds_dot}, seen_,
+            [&](const Panel<T>& panel) ATTNGRAD_LAMBDA {
+                panel.parts([&](int vectors, int at, Span span) {
+                    const long row = (span.a - k0) * block<T> + at;
+                    k_.template dots<ToZero>(vectors, span, x.qt + at, tiles_.s + row);    // (F1)
+                    v_.template dots<ToZero>(vectors, span, x.dot + at, tiles_.dp + row);  // (R2)
+                    if (tiles_.moves)
+                        sum_of_dots<T>(vectors, span, at, t_.q.data ? &k_ : nullptr, x.q_dot_t, t_.k.data ? &k_dot_ : nullptr,
+                                       x.qt, tiles_.z_dot + row);  // (T1)
+                    if (tiles_.pulls)
+                        sum_of_dots<T>(vectors, span, at, g_.dout_dot.data ? &v_ : nullptr, x.dout_dot_t,
+                                       t_.v.data ? &v_dot_ : nullptr, x.dot, tiles_.dp_dot + row);  // (H2)
+                    auto* fill = vectors == 3 ? omega_tangent<T, 3> : vectors == 2 ? omega_tangent<T, 2> : omega_tangent<T, 1>;
+                    fill(scores_, tiles_, k0, span, panel.inner, at, x.rows);
+                    const int count = std::min(vectors * lanes<T>, x.q.count - at);
+                    const long first = at * padded<T>(p_.D);
+                    k_.template combine<ToC>(count, span, tiles_.dp + row, x.dq + first);          // (R8)
+                    k_.template combine<ToC>(count, span, tiles_.dp_dot + row, x.dq_dot + first);  // (H5)
+                    if (t_.k.data) k_dot_.template combine<ToC>(count, span, tiles_.dp + row, x.dq_dot + first);
+                });
             });
-        });
         each_key_run<T>(x.q, seen_, k0, k1, [&](long row, long rows, int q0, int q1) {
             const long at = row * block<T>;
-            dv_.add(tiles_.s + at, x.dos, q0, q1, row, rows);                                       // (R1)
-            if (tiles_.moves) dv_dot_.add(tiles_.z_dot + at, x.dos, q0, q1, row, rows);             // (H7)
+            dv_.add(tiles_.s + at, x.dos, q0, q1, row, rows);                            // (R1)
+            if (tiles_.moves) dv_dot_.add(tiles_.z_dot + at, x.dos, q0, q1, row, rows);  // (H7)
             if (g_.dout_dot.data) dv_dot_.add(tiles_.s + at, x.dout_dots, q0, q1, row, rows);
-            dk_.add(tiles_.dp + at, x.qs, q0, q1, row, rows);                                       // (R9)
-            dk_dot_.add(tiles_.dp_dot + at, x.qs, q0, q1, row, rows);                               // (H6)
+            dk_.add(tiles_.dp + at, x.qs, q0, q1, row, rows);          // (R9)
+            dk_dot_.add(tiles_.dp_dot + at, x.qs, q0, q1, row, rows);  // (H6)
             if (t_.q.data) dk_dot_.add(tiles_.dp + at, x.q_dots, q0, q1, row, rows);
         });
     }

@@ -62,8 +62,8 @@ private:
     PyThreadState* state_;
 };
 
-void keep_mask(Mask out, std::uint64_t seed, std::uint32_t threshold, std::int64_t b0, std::int64_t h0,
-               std::int64_t i0, std::int64_t j0) {
+void keep_mask(Mask out, std::uint64_t seed, std::uint32_t threshold, std::int64_t b0, std::int64_t h0, std::int64_t i0,
+               std::int64_t j0) {
     const auto batches = static_cast<std::int64_t>(out.shape(0)), heads = static_cast<std::int64_t>(out.shape(1));
     const auto queries = static_cast<std::int64_t>(out.shape(2)), keys = static_cast<std::int64_t>(out.shape(3));
     bool* row = out.data();
@@ -105,10 +105,9 @@ struct Call {
     std::vector<std::int64_t> offsets;
     std::vector<Array> alive;
 
-    Call(int type, Array q, Array k, Array v, double scale, double softcap, bool causal, std::int64_t left,
-         std::int64_t right, std::int64_t offset, Array offset_array, Array mask, Array bias, int bias_type, Array sinks,
-         Array q_segments, Array k_segments, double dropout, std::uint32_t threshold, std::uint64_t seed,
-         std::array<std::int64_t, 4> origin) {
+    Call(int type, Array q, Array k, Array v, double scale, double softcap, bool causal, std::int64_t left, std::int64_t right,
+         std::int64_t offset, Array offset_array, Array mask, Array bias, int bias_type, Array sinks, Array q_segments,
+         Array k_segments, double dropout, std::uint32_t threshold, std::uint64_t seed, std::array<std::int64_t, 4> origin) {
         p.type = static_cast<Type>(type);
         p.B = q.shape(0);
         p.Hq = q.shape(1);
@@ -161,8 +160,9 @@ void run(Work work) {
     }
     if (!cancelled) return;
     if (!PyErr_Occurred())
-        PyErr_SetString(PyExc_RuntimeError, "attngrad: a signal handler forked in the middle of this call, whose other "
-                                            "threads are in the parent process. Call it again.");
+        PyErr_SetString(PyExc_RuntimeError,
+                        "attngrad: a signal handler forked in the middle of this call, whose other "
+                        "threads are in the parent process. Call it again.");
     throw nb::python_error();
 }
 
@@ -204,33 +204,57 @@ struct Directions {
 void forward_tangent(const Call& call, const Directions& directions, Output out, Output wide_out, Output lse, Output top,
                      Output inverse, Output out_dot, Output wide_out_dot, Output lse_dot, Output shift, Output mean) {
     const ForwardTangentResult r{forward_result(out, wide_out, lse, top, inverse),
-                                 data_of(out_dot), data_of(wide_out_dot), data_of(lse_dot), data_of(shift), data_of(mean)};
-    run([&](const Kernels& kernels, Team& team) { kernels.passes(call.p.type).forward_tangent(call.p, directions.t, r, team); });
+                                 data_of(out_dot),
+                                 data_of(wide_out_dot),
+                                 data_of(lse_dot),
+                                 data_of(shift),
+                                 data_of(mean)};
+    run([&](const Kernels& kernels, Team& team) {
+        kernels.passes(call.p.type).forward_tangent(call.p, directions.t, r, team);
+    });
 }
 
-BackwardProblem backward_problem(const Call& call, const Array& dout, const Array& dlse, const Array& out,
-                                 const Array& top, const Array& inverse, const Output& dq, const Output& dk,
-                                 const Output& dv, const Output& delta, const Array& dbias) {
+BackwardProblem backward_problem(const Call& call, const Array& dout, const Array& dlse, const Array& out, const Array& top,
+                                 const Array& inverse, const Output& dq, const Output& dk, const Output& dv,
+                                 const Output& delta, const Array& dbias) {
     const Plane plane = plane_of(dbias, Type::f32);
-    return {rows_of(dout), data_of(dlse), data_of(out), data_of(top),   data_of(inverse), data_of(dq),
-            data_of(dk),   data_of(dv),   data_of(delta), plane, plane && has_every_score(call.p, dbias)};
+    return {rows_of(dout),
+            data_of(dlse),
+            data_of(out),
+            data_of(top),
+            data_of(inverse),
+            data_of(dq),
+            data_of(dk),
+            data_of(dv),
+            data_of(delta),
+            plane,
+            plane && has_every_score(call.p, dbias)};
 }
 
-void backward(const Call& call, Array dout, Array dlse, Array out, Array top, Array inverse, Output dq, Output dk,
-              Output dv, Output delta, Array dbias) {
+void backward(const Call& call, Array dout, Array dlse, Array out, Array top, Array inverse, Output dq, Output dk, Output dv,
+              Output delta, Array dbias) {
     const BackwardProblem g = backward_problem(call, dout, dlse, out, top, inverse, dq, dk, dv, delta, dbias);
     run([&](const Kernels& kernels, Team& team) { kernels.passes(call.p.type).backward(call.p, g, team); });
 }
 
 void backward_tangent(const Call& call, const Directions& directions, Array dout, Array dlse, Array out, Array top,
-                      Array inverse, Output dq, Output dk, Output dv, Output delta, Array dbias, Array dout_dot,
-                      Array dlse_dot, Array out_dot, Array shift, Array mean, Output dq_dot, Output dk_dot, Output dv_dot,
-                      Output delta_dot, Array dbias_dot) {
+                      Array inverse, Output dq, Output dk, Output dv, Output delta, Array dbias, Array dout_dot, Array dlse_dot,
+                      Array out_dot, Array shift, Array mean, Output dq_dot, Output dk_dot, Output dv_dot, Output delta_dot,
+                      Array dbias_dot) {
     const BackwardTangentProblem g{backward_problem(call, dout, dlse, out, top, inverse, dq, dk, dv, delta, dbias),
-                                   rows_of(dout_dot), data_of(dlse_dot), data_of(out_dot), data_of(shift), data_of(mean),
-                                   data_of(dq_dot), data_of(dk_dot), data_of(dv_dot), data_of(delta_dot),
+                                   rows_of(dout_dot),
+                                   data_of(dlse_dot),
+                                   data_of(out_dot),
+                                   data_of(shift),
+                                   data_of(mean),
+                                   data_of(dq_dot),
+                                   data_of(dk_dot),
+                                   data_of(dv_dot),
+                                   data_of(delta_dot),
                                    plane_of(dbias_dot, Type::f32)};
-    run([&](const Kernels& kernels, Team& team) { kernels.passes(call.p.type).backward_tangent(call.p, directions.t, g, team); });
+    run([&](const Kernels& kernels, Team& team) {
+        kernels.passes(call.p.type).backward_tangent(call.p, directions.t, g, team);
+    });
 }
 
 // --- tensors by address --------------------------------------------------------------------------------------------------
@@ -397,9 +421,8 @@ double read_rate(nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device:
     Team team(threads, {});
     const auto start = std::chrono::steady_clock::now();
     std::atomic<std::int64_t> done{0};
-    team.run(threads, worth_all, [&](std::int64_t task, int) {
-        done += static_cast<std::int64_t>(tools.read_memory(first + task * part, part));
-    });
+    team.run(threads, worth_all,
+             [&](std::int64_t task, int) { done += static_cast<std::int64_t>(tools.read_memory(first + task * part, part)); });
     return static_cast<double>(done) / std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
@@ -459,25 +482,23 @@ NB_MODULE(_native, m) {
 
     const auto none = [](const char* name) { return nb::arg(name).noconvert().none(); };
     nb::class_<Call>(m, "Call")
-        .def(nb::init<int, Array, Array, Array, double, double, bool, std::int64_t, std::int64_t, std::int64_t, Array,
-                      Array, Array, int, Array, Array, Array, double, std::uint32_t, std::uint64_t,
-                      std::array<std::int64_t, 4>>(),
-             nb::arg("kind"), nb::arg("q").noconvert(), nb::arg("k").noconvert(), nb::arg("v").noconvert(),
-             nb::arg("scale"), nb::arg("softcap") = 0.0, nb::arg("causal") = false, nb::arg("left") = -1,
-             nb::arg("right") = -1, nb::arg("offset") = 0, none("offset_array") = nb::none(), none("mask") = nb::none(),
-             none("bias") = nb::none(), nb::arg("bias_type") = 1, none("sinks") = nb::none(),
-             none("q_segments") = nb::none(), none("k_segments") = nb::none(), nb::arg("dropout") = 0.0,
-             nb::arg("threshold") = 0, nb::arg("seed") = 0, nb::arg("origin") = std::array<std::int64_t, 4>{})
+        .def(nb::init<int, Array, Array, Array, double, double, bool, std::int64_t, std::int64_t, std::int64_t, Array, Array,
+                      Array, int, Array, Array, Array, double, std::uint32_t, std::uint64_t, std::array<std::int64_t, 4>>(),
+             nb::arg("kind"), nb::arg("q").noconvert(), nb::arg("k").noconvert(), nb::arg("v").noconvert(), nb::arg("scale"),
+             nb::arg("softcap") = 0.0, nb::arg("causal") = false, nb::arg("left") = -1, nb::arg("right") = -1,
+             nb::arg("offset") = 0, none("offset_array") = nb::none(), none("mask") = nb::none(), none("bias") = nb::none(),
+             nb::arg("bias_type") = 1, none("sinks") = nb::none(), none("q_segments") = nb::none(),
+             none("k_segments") = nb::none(), nb::arg("dropout") = 0.0, nb::arg("threshold") = 0, nb::arg("seed") = 0,
+             nb::arg("origin") = std::array<std::int64_t, 4>{})
         .def("forward", &forward, none("out"), none("wide_out"), none("lse"), none("top"), none("inverse"))
         .def("backward", &backward, none("dout"), none("dlse"), none("out"), none("top"), none("inverse"), none("dq"),
              none("dk"), none("dv"), none("delta"), none("dbias"))
         .def("forward_tangent", &forward_tangent, nb::arg("directions"), none("out"), none("wide_out"), none("lse"),
-             none("top"), none("inverse"), none("out_dot"), none("wide_out_dot"), none("lse_dot"), none("shift"),
-             none("mean"))
-        .def("backward_tangent", &backward_tangent, nb::arg("directions"), none("dout"), none("dlse"), none("out"),
-             none("top"), none("inverse"), none("dq"), none("dk"), none("dv"), none("delta"), none("dbias"),
-             none("dout_dot"), none("dlse_dot"), none("out_dot"), none("shift"), none("mean"), none("dq_dot"),
-             none("dk_dot"), none("dv_dot"), none("delta_dot"), none("dbias_dot"));
+             none("top"), none("inverse"), none("out_dot"), none("wide_out_dot"), none("lse_dot"), none("shift"), none("mean"))
+        .def("backward_tangent", &backward_tangent, nb::arg("directions"), none("dout"), none("dlse"), none("out"), none("top"),
+             none("inverse"), none("dq"), none("dk"), none("dv"), none("delta"), none("dbias"), none("dout_dot"),
+             none("dlse_dot"), none("out_dot"), none("shift"), none("mean"), none("dq_dot"), none("dk_dot"), none("dv_dot"),
+             none("delta_dot"), none("dbias_dot"));
     nb::class_<Directions>(m, "Directions")
         .def(nb::init<Array, Array, Array, Array, int, Array>(), none("q"), none("k"), none("v"), none("bias"),
              nb::arg("bias_type"), none("sinks"));

@@ -37,8 +37,8 @@ Shelf& shelf() {
 }
 
 // No other thread is in the middle of it when a process forks: the child, which has this thread alone, can go on.
-[[maybe_unused]] const int registered = pthread_atfork([] { shelf().mutex.lock(); }, [] { shelf().mutex.unlock(); },
-                                                       [] { shelf().mutex.unlock(); });
+[[maybe_unused]] const int registered =
+    pthread_atfork([] { shelf().mutex.lock(); }, [] { shelf().mutex.unlock(); }, [] { shelf().mutex.unlock(); });
 
 // Sizes come in steps of an eighth, so that similar calls share blocks.
 std::size_t rounded(std::size_t bytes) {

@@ -223,7 +223,10 @@ public:
     // `tile` is where the pass leaves Omega, transposed like the scores. Where every score has a number of its own
     // (`alone`), the result is written, and may hold anything before; else it is added to.
     BiasSum(const Plane& out, bool alone, T* tile, int blocks, Cutter& cut)
-        : out_(out), alone_(alone), tile_(tile), row_sums_(out && out.s == 0 ? cut.take<T>(blocks * block<T>) : nullptr) {}
+        : out_(out),
+          alone_(alone),
+          tile_(tile),
+          row_sums_(out && out.s == 0 ? cut.take<T>(blocks * block<T>) : nullptr) {}
 
     T* tile() const { return tile_; }
     bool along_keys() const { return out_.s == 0; }  // one number for all keys: added up over all tiles first
@@ -404,11 +407,14 @@ void run_chunks(const Problem& p, const Plane& dbias, double flops, Team& team, 
             at += heads * p.S * sum.kept();
         });
     }
-    team.run(tasks, worth, [&](std::int64_t task, int worker) {
-        const std::int64_t head = task % heads;
-        run_chunk(passes[worker], p, {head / p.Hk, head % p.Hk, task / heads, chunks, head * tiles, tiles, task}, rows,
-                  capacity, tickets, shared ? &bias_tickets : nullptr, team);
-    }, chunks == 1 && !shared);
+    team.run(
+        tasks, worth,
+        [&](std::int64_t task, int worker) {
+            const std::int64_t head = task % heads;
+            run_chunk(passes[worker], p, {head / p.Hk, head % p.Hk, task / heads, chunks, head * tiles, tiles, task}, rows,
+                      capacity, tickets, shared ? &bias_tickets : nullptr, team);
+        },
+        chunks == 1 && !shared);
 }
 
 // A sum in the compute type, rounded to the storage type.

@@ -138,7 +138,8 @@ void merge_runs(const Problem& p, const ForwardResult& r, std::int64_t b, std::i
 
 template <class T>
 void decode(const Problem& p, const ForwardResult& r, Team& team) {
-    const std::int64_t heads = p.B * p.Hk, runs = std::max<std::int64_t>(1, (p.S + Decode<T>::run_length - 1) / Decode<T>::run_length);
+    const std::int64_t heads = p.B * p.Hk,
+                       runs = std::max<std::int64_t>(1, (p.S + Decode<T>::run_length - 1) / Decode<T>::run_length);
     const std::int64_t tasks = heads * runs;
     const int worth = worth_waking(4.0 * p.B * p.Hk * p.S * (p.D + p.E)), workers = team.workers(tasks, worth);
     const std::size_t each = Scratch::bytes<char>(Decode<T>::bytes(p)), partial = Decode<T>::partial_size(p);

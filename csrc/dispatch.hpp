@@ -18,13 +18,13 @@ std::vector<InstructionSet>& instruction_sets();
 }  // namespace attngrad
 
 // What targets/ defines for an instruction set.
-#define ATTNGRAD_DECLARE_TARGET(isa)                        \
-    namespace attngrad::isa {                               \
-    extern const Passes float64_passes, float32_passes;     \
-    extern const Tools tools;                               \
+#define ATTNGRAD_DECLARE_TARGET(isa)                    \
+    namespace attngrad::isa {                           \
+    extern const Passes float64_passes, float32_passes; \
+    extern const Tools tools;                           \
     }
 // And for one with matrix tiles: long heads of 16-bit numbers on tiles; heads of any length, for the tests.
-#define ATTNGRAD_DECLARE_TILES(isa)                         \
-    namespace attngrad::isa {                               \
-    extern const Passes float32_passes, tiles_always;       \
+#define ATTNGRAD_DECLARE_TILES(isa)                   \
+    namespace attngrad::isa {                         \
+    extern const Passes float32_passes, tiles_always; \
     }

@@ -77,8 +77,8 @@ ATTNGRAD_INLINE void each_key(Span keys, Span inner, Paths paths, F f) {
 // The online softmax of NV vectors: turns scores, times `factor` where `scaled`, into weights in place, and moves the running
 // maximum and sum.
 template <class T, int NV, bool scaled = false>
-__attribute__((noinline)) void softmax(const Scores<T> scores, T* s, long k0, Span keys, Span inner, int lane, T* top,
-                                       T* sum, T* rescale, T factor) {
+__attribute__((noinline)) void softmax(const Scores<T> scores, T* s, long k0, Span keys, Span inner, int lane, T* top, T* sum,
+                                       T* rescale, T factor) {
     constexpr int W = lanes<T>;
     const Vec<T> minus_inf = broadcast<T>(-std::numeric_limits<T>::infinity());
     Vec<T> m[NV], next[NV], total[NV], part[NV] = {};  // two maxima that take turns: one would have to wait for itself
@@ -238,8 +238,8 @@ private:
             }
             bool rescaled = false;
             const auto add = [&]<class To>(To, int vectors, int at, Span span) {
-                v_.template combine<To>(std::min(vectors * lanes<T>, q_.count - at), span,
-                                        st_ + (span.a - k0) * block<T> + at, sums_ + at * padded<T>(p_.E), factor_ + at);
+                v_.template combine<To>(std::min(vectors * lanes<T>, q_.count - at), span, st_ + (span.a - k0) * block<T> + at,
+                                        sums_ + at * padded<T>(p_.E), factor_ + at);
             };
             if (panel.common.empty()) add(ToScaledC{}, panel.vectors, lane, Span{k0, k0}), rescaled = true;
             panel.parts([&](int vectors, int at, Span span) {
@@ -288,11 +288,14 @@ void run_blocks(const Problem& p, double flops, Team& team, std::size_t bytes, M
     std::vector<Pass> passes;
     passes.reserve(workers);
     for (int n = 0; n < workers; ++n) passes.push_back(make(scratch.data() + each * n));
-    team.run(tasks, worth, [&](std::int64_t task, int worker) {
-        // Blocks of one head together, for its keys and values to stay in the cache; the longest of a causal mask first.
-        const std::int64_t head = task / blocks.count, n = blocks.count - 1 - task % blocks.count;
-        passes[worker].run(head / p.Hk, head % p.Hk, blocks.first(n), blocks.length(n), team);
-    }, true);
+    team.run(
+        tasks, worth,
+        [&](std::int64_t task, int worker) {
+            // Blocks of one head together, for its keys and values to stay in the cache; the longest of a causal mask first.
+            const std::int64_t head = task / blocks.count, n = blocks.count - 1 - task % blocks.count;
+            passes[worker].run(head / p.Hk, head % p.Hk, blocks.first(n), blocks.length(n), team);
+        },
+        true);
 }
 
 template <class T>

@@ -24,8 +24,8 @@ struct OnlineTangent {
 
 // `softmax`, with tangents: turns scores into p o M and z_dot into (p o (s_dot - shift - mean)) o M, in place.
 template <class T, int NV>
-__attribute__((noinline)) void softmax_tangent(const Scores<T> scores, T* s, T* d, long k0, Span keys, Span inner,
-                                               int lane, const OnlineTangent<T>& rows) {
+__attribute__((noinline)) void softmax_tangent(const Scores<T> scores, T* s, T* d, long k0, Span keys, Span inner, int lane,
+                                               const OnlineTangent<T>& rows) {
     constexpr int W = lanes<T>;
     const Vec<T> minus_inf = broadcast<T>(-std::numeric_limits<T>::infinity());
     Vec<T> m[NV], shift[NV], part[NV] = {}, part_dot[NV] = {};
@@ -114,9 +114,7 @@ class ForwardTangent {
 public:
     ForwardTangent(const Problem& p, const Tangents& t, const ForwardTangentResult& r, char* memory)
         : ForwardTangent(p, t, r, Cutter(memory)) {}
-    static std::size_t bytes(const Problem& p, const Tangents& t) {
-        return ForwardTangent(p, t, {}, Cutter(nullptr)).used_;
-    }
+    static std::size_t bytes(const Problem& p, const Tangents& t) { return ForwardTangent(p, t, {}, Cutter(nullptr)).used_; }
 
     void run(std::int64_t b, std::int64_t key_head, std::int64_t first, int length, const Team& team) {
         q_.set(p_, b, key_head, first, length);
@@ -177,8 +175,8 @@ private:
                 const long row = (span.a - k0) * block<T> + at;
                 k_.template dots<ToZero>(vectors, span, qt_ + at, st_ + row);  // (F1)
                 if (dt_)
-                    sum_of_dots<T>(vectors, span, at, t_.q.data ? &k_ : nullptr, q_dot_t_, t_.k.data ? &k_dot_ : nullptr,
-                                   qt_, dt_ + row);  // (T1)
+                    sum_of_dots<T>(vectors, span, at, t_.q.data ? &k_ : nullptr, q_dot_t_, t_.k.data ? &k_dot_ : nullptr, qt_,
+                                   dt_ + row);  // (T1)
             });
             if (panel.whole) {
                 weights(panel, panel.vectors, lane, panel.common, k0);
@@ -190,7 +188,7 @@ private:
                 const long row = (span.a - k0) * block<T> + at;
                 const int count = std::min(vectors * lanes<T>, q_.count - at);
                 const long first = at * padded<T>(p_.E);
-                v_.template combine<ToC>(count, span, st_ + row, sums_ + first);                // (F5)
+                v_.template combine<ToC>(count, span, st_ + row, sums_ + first);               // (F5)
                 if (dt_) v_.template combine<ToC>(count, span, dt_ + row, sums_dot_ + first);  // (T5)
                 if (t_.v.data) v_dot_.template combine<ToC>(count, span, st_ + row, sums_dot_ + first);
             });

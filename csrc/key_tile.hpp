@@ -41,8 +41,8 @@ public:
         const long n = span.b - span.a, parts = std::max(1L, (length_ + 31) / 32), step = (length_ + parts - 1) / parts;
         product<T, Order::RowMajor, To>(vectors, n, std::min(step, length_), rows, stride_, lanes, block<T>, out, block<T>);
         for (long i = step; i < length_; i += step)
-            product<T, Order::RowMajor, ToC>(vectors, n, std::min(step, length_ - i), rows + i, stride_,
-                                               lanes + i * block<T>, block<T>, out, block<T>);
+            product<T, Order::RowMajor, ToC>(vectors, n, std::min(step, length_ - i), rows + i, stride_, lanes + i * block<T>,
+                                             block<T>, out, block<T>);
     }
     // out[lane][feature] = sum over the keys of the span of weights[key][lane] * row[key][feature], for `count` lanes; rows of
     // `out` are whole vectors. The features go in strips of about the same width, as few as the registers allow.

@@ -92,8 +92,7 @@ public:
                 });
                 for (float* tile : {st_, dt_}) clear_unseen(x.q, lane, end, a, b, tile);
                 pack_weights<false, true>(end - lane, st_ + lane, b - a, {}, p_rows_.at(0, lane));
-                pack_weights<true, true>(end - lane, dt_ + lane, b - a, dz_pairs_.at(at / 2, 2 * lane),
-                                         dz_rows_.at(0, lane));
+                pack_weights<true, true>(end - lane, dt_ + lane, b - a, dz_pairs_.at(at / 2, 2 * lane), dz_rows_.at(0, lane));
             }
             const auto add_to = [&](float* sums, const Parts& weights, const Parts& queries, long columns) {
                 if (!sums) return;

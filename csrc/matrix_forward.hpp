@@ -96,8 +96,7 @@ private:
             tile_dots(g, k_, x.queries, up(p_.D, 32), k0, st_);
             const Panel<float> panel(x.q, lane, k0, k1, G);
             const auto weights = [&](auto* softmax, int at, Span span) {
-                softmax(scores_, st_ + (at - lane), k0, span, panel.inner, at, x.top + at, x.sum + at, shrink_ + at,
-                        factor);
+                softmax(scores_, st_ + (at - lane), k0, span, panel.inner, at, x.top + at, x.sum + at, shrink_ + at, factor);
             };
             if (panel.whole) {
                 weights(panel.vectors == 2 ? softmax<float, 2, true> : softmax<float, 1, true>, lane, panel.common);
@@ -156,11 +155,14 @@ void matrix_forward(const Problem& p, const ForwardResult& r, Team& team) {
     std::vector<MatrixForward<S>> passes;
     passes.reserve(workers);
     for (int n = 0; n < workers; ++n) passes.emplace_back(p, r, capacity, scratch.data() + each * n);
-    team.run(tasks, worth, [&](std::int64_t task, int worker) {
-        // As in run_blocks: chunks of one head together, the longest of a causal mask first.
-        const std::int64_t head = task / chunks, first = (chunks - 1 - task % chunks) * capacity;
-        passes[worker].run(rows, head / p.Hk, head % p.Hk, first, std::min(first + capacity, rows.count), team);
-    }, true);
+    team.run(
+        tasks, worth,
+        [&](std::int64_t task, int worker) {
+            // As in run_blocks: chunks of one head together, the longest of a causal mask first.
+            const std::int64_t head = task / chunks, first = (chunks - 1 - task % chunks) * capacity;
+            passes[worker].run(rows, head / p.Hk, head % p.Hk, first, std::min(first + capacity, rows.count), team);
+        },
+        true);
 }
 
 }  // namespace attngrad::ATTNGRAD_ISA

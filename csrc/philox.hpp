@@ -35,8 +35,8 @@ inline void keep_row(bool* keep, std::int64_t keys, Origin o, std::uint64_t seed
     for (std::int64_t n = 0; n < keys; ++n) {
         const std::int64_t j = o.j + n;
         if (n == 0 || j % 4 == 0) {
-            words = philox({static_cast<std::uint32_t>(j / 4), static_cast<std::uint32_t>(o.i),
-                            static_cast<std::uint32_t>(o.h), static_cast<std::uint32_t>(o.b)},
+            words = philox({static_cast<std::uint32_t>(j / 4), static_cast<std::uint32_t>(o.i), static_cast<std::uint32_t>(o.h),
+                            static_cast<std::uint32_t>(o.b)},
                            seed);
         }
         keep[n] = words[j % 4] >= threshold;

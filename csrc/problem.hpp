@@ -32,12 +32,12 @@ struct Problem {
     Rows q, k, v;
 
     double scale = 1.0;
-    double softcap = 0.0;               // 0: none
+    double softcap = 0.0;  // 0: none
     bool causal = false;
-    std::int64_t left = -1, right = -1;  // the window; -1: unbounded
+    std::int64_t left = -1, right = -1;    // the window; -1: unbounded
     const std::int64_t* offset = nullptr;  // (B,): the position of query 0 among the keys
     Plane mask, bias;
-    const void* sinks = nullptr;  // (Hq,), in the compute type
+    const void* sinks = nullptr;                                      // (Hq,), in the compute type
     const std::int32_t *q_segments = nullptr, *k_segments = nullptr;  // (B, T) and (B, S)
     double dropout = 0.0;
     std::uint32_t threshold = 0;
@@ -51,8 +51,8 @@ struct Problem {
 // The row statistics that a backward pass rebuilds the weights from: p = exp2(s log2(e) - top) * inverse. All arrays
 // are contiguous, in the compute type. A row that sees nothing has top = 0 and inverse = 0.
 struct ForwardResult {
-    void* out = nullptr;      // (B, Hq, T, E), in the storage type; may be null
-    void* wide_out = nullptr;  // the same in the compute type; may be null
+    void* out = nullptr;                                      // (B, Hq, T, E), in the storage type; may be null
+    void* wide_out = nullptr;                                 // the same in the compute type; may be null
     void *lse = nullptr, *top = nullptr, *inverse = nullptr;  // (B, Hq, T)
 };
 
@@ -60,7 +60,7 @@ struct ForwardResult {
 struct Tangents {
     Rows q, k, v;
     Plane bias;
-    const void* sinks = nullptr;  // (Hq,), in the compute type
+    const void* sinks = nullptr;                                       // (Hq,), in the compute type
     bool scores() const { return q.data || k.data || bias || sinks; }  // whether the scores move
 };
 
@@ -68,21 +68,21 @@ struct Tangents {
 // however large, costs no digits of what is measured from it.
 struct ForwardTangentResult {
     ForwardResult f;
-    void *out_dot = nullptr, *wide_out_dot = nullptr;  // like out and wide_out
+    void *out_dot = nullptr, *wide_out_dot = nullptr;            // like out and wide_out
     void *lse_dot = nullptr, *shift = nullptr, *mean = nullptr;  // (B, Hq, T); the last two may be null
 };
 
 struct BackwardProblem {
-    Rows dout;                      // null data: zero
-    const void* dlse = nullptr;     // (B, Hq, T), compute type; null: zero
-    const void* out = nullptr;      // (B, Hq, T, E), compute type, contiguous
+    Rows dout;                   // null data: zero
+    const void* dlse = nullptr;  // (B, Hq, T), compute type; null: zero
+    const void* out = nullptr;   // (B, Hq, T, E), compute type, contiguous
     const void *top = nullptr, *inverse = nullptr;
     // These three may be null: not wanted.
     void* dq = nullptr;                 // (B, Hq, T, D), storage type
     void *dk = nullptr, *dv = nullptr;  // (B, Hk, S, D) and (B, Hk, S, E), storage type; written where B Hq T > 0
-    void* delta = nullptr;          // (B, Hq, T), compute type
-    Plane dbias;                    // compute type; null where there is no bias, or it is not wanted
-    bool dbias_alone = false;       // every score has its own number there: it is written; else added to, zero before
+    void* delta = nullptr;              // (B, Hq, T), compute type
+    Plane dbias;                        // compute type; null where there is no bias, or it is not wanted
+    bool dbias_alone = false;           // every score has its own number there: it is written; else added to, zero before
 };
 
 struct BackwardTangentProblem {

@@ -11,7 +11,12 @@ namespace attngrad::ATTNGRAD_ISA {
 
 // Rows of a register tile of NV vectors: accumulators, NV of B and one broadcast must fit.
 template <int NV>
-constexpr int tile_rows = registers == 32 ? (NV == 4 ? 6 : NV == 3 ? 8 : 12) : (NV == 3 ? 4 : NV == 2 ? 6 : 12);
+constexpr int tile_rows = registers == 32 ? (NV == 4   ? 6
+                                             : NV == 3 ? 8
+                                                       : 12)
+                                          : (NV == 3   ? 4
+                                             : NV == 2 ? 6
+                                                       : 12);
 
 // What the product is added to. Accumulators start from zero and C comes last, so that long sums are sums of sums.
 struct ToZero {
@@ -99,14 +104,17 @@ __attribute__((noinline)) void product(long rows, long depth, const T* a, long a
     long m = 0;
     for (; m + MR <= rows; m += MR)
         register_tile<T, MR, NV, order, To>(m, depth, a, a_stride, b, b_stride, c, c_stride, factor);
-    row_tail<T, (MR == 12 ? 8 : MR == 6 ? 4 : MR / 2), NV, order, To>(m, rows, depth, a, a_stride, b, b_stride, c, c_stride,
-                                                                        factor);
+    row_tail<T,
+             (MR == 12  ? 8
+              : MR == 6 ? 4
+                        : MR / 2),
+             NV, order, To>(m, rows, depth, a, a_stride, b, b_stride, c, c_stride, factor);
 }
 
 // The same for a number of vectors known at run time, at most 4.
 template <class T, Order order, class To>
-ATTNGRAD_INLINE void product(int vectors, long rows, long depth, const T* a, long a_stride, const T* b, long b_stride,
-                             T* c, long c_stride, const T* factor = nullptr) {
+ATTNGRAD_INLINE void product(int vectors, long rows, long depth, const T* a, long a_stride, const T* b, long b_stride, T* c,
+                             long c_stride, const T* factor = nullptr) {
     switch (vectors) {
         case 1: return product<T, 1, order, To>(rows, depth, a, a_stride, b, b_stride, c, c_stride, factor);
         case 2: return product<T, 2, order, To>(rows, depth, a, a_stride, b, b_stride, c, c_stride, factor);

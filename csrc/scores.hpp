@@ -162,9 +162,7 @@ public:
     static T unit(const Problem& p) { return static_cast<T>(p.bias || p.sinks ? 1.0 : log2e); }
 
     // How q is scaled before the product with k, so that apply() starts from z/c with a softcap and from the score without.
-    static T query_factor(const Problem& p) {
-        return static_cast<T>(p.softcap > 0 ? p.scale / p.softcap : p.scale * unit(p));
-    }
+    static T query_factor(const Problem& p) { return static_cast<T>(p.softcap > 0 ? p.scale / p.softcap : p.scale * unit(p)); }
     static T sink(const Problem& p, std::int64_t head) { return static_cast<const T*>(p.sinks)[head]; }
 
     Scores(const Problem& p, Cutter& cut, const Plane& bias_dot = {})
@@ -325,8 +323,8 @@ private:
 #pragma GCC unroll 8
             for (int i = 0; i < 8; ++i) {
                 y[2 * i] = __builtin_shufflevector(x[i], x[i + 8], 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-                y[2 * i + 1] = __builtin_shufflevector(x[i], x[i + 8], 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14,
-                                                       30, 15, 31);
+                y[2 * i + 1] =
+                    __builtin_shufflevector(x[i], x[i + 8], 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
             }
             std::memcpy(x, y, sizeof y);
         }
@@ -354,8 +352,7 @@ private:
                 }
             }
             for (; k < n; ++k)
-                for (int i = 0; i < W; ++i)
-                    tile[k * block<T> + lane + i] = widen(rows[i][k * plane.s]);
+                for (int i = 0; i < W; ++i) tile[k * block<T> + lane + i] = widen(rows[i][k * plane.s]);
         }
     }
     static void prepare_bias(const Plane& plane, const Block<T>& q, long k0, long k1, T* tile) {
@@ -369,11 +366,11 @@ private:
         std::uint32_t words[4][block<T>];
         for (std::int64_t four = j0 / 4; four * 4 < j1; ++four) {
             for (int lane = 0; lane < q.width; ++lane) {
-                const Words w = philox({static_cast<std::uint32_t>(four),
-                                        static_cast<std::uint32_t>(q.row[lane]) + static_cast<std::uint32_t>(p_.origin.i),
-                                        static_cast<std::uint32_t>(q.head[lane]) + static_cast<std::uint32_t>(p_.origin.h),
-                                        batch},
-                                       p_.seed);
+                const Words w =
+                    philox({static_cast<std::uint32_t>(four),
+                            static_cast<std::uint32_t>(q.row[lane]) + static_cast<std::uint32_t>(p_.origin.i),
+                            static_cast<std::uint32_t>(q.head[lane]) + static_cast<std::uint32_t>(p_.origin.h), batch},
+                           p_.seed);
                 for (int n = 0; n < 4; ++n) words[n][lane] = w[n];
             }
             for (int n = 0; n < 4; ++n) {

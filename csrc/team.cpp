@@ -94,8 +94,7 @@ private:
         looking_out_.fetch_add(1, std::memory_order_relaxed);
         const auto idle = [&] { return generation_.load(std::memory_order_acquire) == seen; };
         for (int spins = 0; spins < 1000 && idle(); ++spins) relax();
-        for (const auto end = Clock::now() + lookout; idle() && Clock::now() < end;)
-            std::this_thread::yield();
+        for (const auto end = Clock::now() + lookout; idle() && Clock::now() < end;) std::this_thread::yield();
         looking_out_.fetch_sub(1, std::memory_order_relaxed);
     }
 
@@ -120,7 +119,7 @@ private:
         }
     }
 
-    int size_ = 0;                   // these two under in_use
+    int size_ = 0;  // these two under in_use
     Clock::time_point last_asked_{};
     std::atomic<std::uint64_t> generation_{0};
     std::atomic<int> joined_{0}, looking_out_{0};
