@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from attngrad._arrays import NDArray
 from attngrad.core.dtypes import BFLOAT16
 
-NDArray = npt.NDArray[Any]
 Rng = np.random.Generator
 
 DTYPES: dict[str, np.dtype[Any]] = {

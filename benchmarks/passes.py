@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from attngrad import reference
-from benchmarks.cases import TANGENTS, Inputs, NDArray
+from attngrad._arrays import NDArray
+from benchmarks.cases import TANGENTS, Inputs
 
 Arrays = dict[str, NDArray]
 

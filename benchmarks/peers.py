@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import attngrad
-from benchmarks.cases import Case, Inputs, NDArray
+from attngrad._arrays import NDArray
+from benchmarks.cases import Case, Inputs
 from benchmarks.passes import PASSES, Arrays, Pass, by_name
 
 NAMES = ("torch", "jax", "numpy")

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.cases import Case, Inputs, NDArray
+from attngrad._arrays import NDArray
+from benchmarks.cases import Case, Inputs
 from benchmarks.passes import PASSES, Arrays
 
 MOST_PAIRS = 20_000_000

@@ -5,11 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from attngrad.core.dtypes import BFLOAT16, KERNEL_DTYPES
 
 Array = Any
 """An array of NumPy or of any array-API namespace."""
+
+NDArray = npt.NDArray[Any]
+"""An array of NumPy, of any dtype."""
 
 
 def namespace(x: Any) -> Any:

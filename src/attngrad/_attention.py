@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from attngrad import _kernels
-from attngrad._arrays import Array, kind_of
+from attngrad._arrays import Array, NDArray, kind_of
 from attngrad._checks import check_floating, fail, plain
 from attngrad._options import (
     Gradients,
     OptionArguments,
+    ScoreArguments,
     bind,
     bind_primals,
     bind_tangents,
@@ -27,8 +28,6 @@ from attngrad._options import (
     require_numpy,
 )
 
-NDArray = npt.NDArray[Any]
-
 
 def _round(x: Array, q: Array) -> NDArray:
     with np.errstate(over="ignore"):
@@ -36,6 +35,16 @@ def _round(x: Array, q: Array) -> NDArray:
     return rounded
 
 
+@overload
+def attention(
+    q: NDArray, k: NDArray, v: NDArray, *, return_lse: Literal[False] = False, **options: Unpack[ScoreArguments]
+) -> NDArray: ...
+@overload
+def attention(
+    q: NDArray, k: NDArray, v: NDArray, *, return_lse: Literal[True], **options: Unpack[ScoreArguments]
+) -> tuple[NDArray, NDArray]: ...
+@overload
+def attention(q: NDArray, k: NDArray, v: NDArray, **options: Unpack[OptionArguments]) -> Any: ...
 def attention(q: NDArray, k: NDArray, v: NDArray, **options: Unpack[OptionArguments]) -> Any:
     """Attention, softmax(scale q k^T + ...) v, row by row over the keys that a query may see.
 
@@ -64,6 +73,18 @@ def attention(q: NDArray, k: NDArray, v: NDArray, **options: Unpack[OptionArgume
     return (out, lse) if return_lse else out
 
 
+@overload
+def vjp(
+    q: NDArray, k: NDArray, v: NDArray, *, return_lse: Literal[False] = False, **options: Unpack[ScoreArguments]
+) -> tuple[NDArray, Callable[..., Gradients]]: ...
+@overload
+def vjp(
+    q: NDArray, k: NDArray, v: NDArray, *, return_lse: Literal[True], **options: Unpack[ScoreArguments]
+) -> tuple[tuple[NDArray, NDArray], Callable[..., Gradients]]: ...
+@overload
+def vjp(
+    q: NDArray, k: NDArray, v: NDArray, **options: Unpack[OptionArguments]
+) -> tuple[Any, Callable[..., Gradients]]: ...
 def vjp(q: NDArray, k: NDArray, v: NDArray, **options: Unpack[OptionArguments]) -> tuple[Any, Callable[..., Gradients]]:
     """Attention and its pullback, ``grads = pullback(dout, dlse=None, wrt=None)``: reverse mode.
 
@@ -191,6 +212,16 @@ def jacobian(q: NDArray, k: NDArray, v: NDArray, wrt: str = "q", **options: Unpa
     return _round(_kernels.jacobian(x, o, wrt), x.q)
 
 
+@overload
+def attention_weights(
+    q: NDArray, k: NDArray, *, return_lse: Literal[False] = False, **options: Unpack[ScoreArguments]
+) -> NDArray: ...
+@overload
+def attention_weights(
+    q: NDArray, k: NDArray, *, return_lse: Literal[True], **options: Unpack[ScoreArguments]
+) -> tuple[NDArray, NDArray]: ...
+@overload
+def attention_weights(q: NDArray, k: NDArray, **options: Unpack[OptionArguments]) -> Any: ...
 def attention_weights(q: NDArray, k: NDArray, **options: Unpack[OptionArguments]) -> Any:
     """The dense A = softmax of the scores, ``(..., Hq, T, S)``: T x S numbers a head, so on request only.
 

@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from attngrad._arrays import NDArray
 from attngrad._checks import fail
 from attngrad._files import FilePath, replace
 from attngrad.core.dtypes import SENTENCE, TABLE
-
-NDArray = npt.NDArray[Any]
 
 _KEY = "attngrad"
 _DTYPES = {d.safetensors: d.numpy for d in TABLE}

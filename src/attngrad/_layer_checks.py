@@ -7,15 +7,12 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from attngrad import _checks, _options
-from attngrad._arrays import kind_of
+from attngrad._arrays import NDArray, kind_of
 from attngrad._checks import check_like, fail
 from attngrad._options import require_numpy
 from attngrad.core.dtypes import ACCUMULATE, KERNEL_DTYPES, SENTENCE
-
-NDArray = npt.NDArray[Any]
 
 PARAMETERS = ("w_q", "w_k", "w_v", "w_o", "b_q", "b_k", "b_v", "b_o")
 """The names of a layer's parameters; each bias may be absent."""

@@ -6,12 +6,10 @@ Letters: N tokens of all leading axes together, I and J features in and out, H h
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-NDArray = npt.NDArray[Any]
+from attngrad._arrays import NDArray
 
 
 def _flat(x: NDArray) -> NDArray:

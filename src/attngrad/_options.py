@@ -40,8 +40,8 @@ from attngrad._checks import (
 from attngrad.core.dtypes import ACCUMULATE, KERNEL_DTYPES
 
 
-class OptionArguments(TypedDict, total=False):
-    """The keyword options of ``attention``, ``vjp``, ``jvp``, ``hvp``, ``jacobian`` and ``attention_weights``."""
+class ScoreArguments(TypedDict, total=False):
+    """The keyword options that change what is computed."""
 
     scale: float | None
     causal: bool
@@ -54,6 +54,11 @@ class OptionArguments(TypedDict, total=False):
     dropout: float
     seed: int | None
     segments: tuple[Array, Array] | None
+
+
+class OptionArguments(ScoreArguments, total=False):
+    """The keyword options of ``attention``, ``vjp``, ``jvp``, ``hvp``, ``jacobian`` and ``attention_weights``."""
+
     return_lse: bool
 
 

@@ -12,12 +12,12 @@ orthogonal: its tangent is itself, and its transpose, which the backward pass ne
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-NDArray = npt.NDArray[Any]
+from attngrad._arrays import NDArray
 
 
 class Rotation(NamedTuple):

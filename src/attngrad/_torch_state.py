@@ -11,13 +11,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from attngrad._arrays import kind_of
+from attngrad._arrays import NDArray, kind_of
 from attngrad._checks import fail
 from attngrad.core.dtypes import BFLOAT16
-
-NDArray = npt.NDArray[Any]
 
 _APART = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
 _KNOWN = {"in_proj_weight", *_APART, "in_proj_bias", "out_proj.weight", "out_proj.bias"}

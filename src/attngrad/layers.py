@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from attngrad import _checkpoint, _torch_state
 from attngrad import _layer_checks as checks
-from attngrad._arrays import kind_of
+from attngrad._arrays import NDArray, kind_of
 from attngrad._attention import jvp, second_order, vjp
 from attngrad._checks import check_flag, check_like, fail, plain
 from attngrad._files import FilePath
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 __all__ = ["LayerGradients", "MultiHeadAttention"]
 
-NDArray = npt.NDArray[Any]
 
 _NAME = "MultiHeadAttention"
 _LETTERS = ("q", "k", "v")

@@ -13,17 +13,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from attngrad import _checks
-from attngrad._arrays import kind_of
+from attngrad._arrays import NDArray, kind_of
 from attngrad._checks import check_floating, fail
 from attngrad._options import require_numpy
 from attngrad.core.dtypes import ACCUMULATE
 
 __all__ = ["SGD", "Adam", "LossScaler", "Optimizer", "clip_by_global_norm"]
 
-NDArray = npt.NDArray[Any]
 Tree = Mapping[str, Any]
 """Names to arrays, or to such mappings."""
 

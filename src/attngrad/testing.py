@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from attngrad import reference
+from attngrad._arrays import NDArray
 from attngrad._options import Gradients, OptionArguments, Tangents
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ __all__ = [
     "rounding_bound",
 ]
 
-NDArray = npt.NDArray[Any]
 _STEP = 1e-30
 _INPUTS = Gradients._fields
 

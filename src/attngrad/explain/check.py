@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
+from attngrad._arrays import NDArray
 from attngrad._options import Gradients, Tangents
 from attngrad.explain.marks import mark
 from attngrad.explain.terminal import plain_table
@@ -15,7 +15,6 @@ from attngrad.testing import complex_step_hvp, complex_step_jvp, complex_step_vj
 if TYPE_CHECKING:
     from rich.console import Console
 
-NDArray = npt.NDArray[Any]
 
 TOLERANCE = 1e-12
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from attngrad import reference
+from attngrad._arrays import NDArray
 from attngrad._checks import fail
 from attngrad._dense import drop
 from attngrad._linear import affine, merge, split
@@ -17,7 +17,6 @@ from attngrad.explain.invariants import tangents_of
 if TYPE_CHECKING:
     from attngrad.explain.trace import Trace
 
-NDArray = npt.NDArray[Any]
 
 _OPERAND = {"dQ": "q", "dK": "k", "dV": "v", "dbias": "bias", "dsigma": "sinks"}
 _MATRIX = ("dA", "dS", "dZ")

@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from attngrad._arrays import NDArray
 from attngrad.explain.trace import Trace, trace
-
-NDArray = npt.NDArray[Any]
 
 TOKENS = "the cat sat down"
 SHAPE = (2, 4, 3)

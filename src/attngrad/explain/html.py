@@ -17,8 +17,8 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
+from attngrad._arrays import NDArray
 from attngrad._dense import visibility
 from attngrad.explain.rules import RULES
 from attngrad.explain.windows import check_place
@@ -26,7 +26,6 @@ from attngrad.explain.windows import check_place
 if TYPE_CHECKING:
     from attngrad.explain.trace import Trace
 
-NDArray = npt.NDArray[Any]
 
 SCRIPTS = ("model", "mistakes", "checks", "entries", "words", "view", "panel", "app")
 WHOLE, WINDOW = 12, 8

@@ -5,15 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from attngrad import reference
+from attngrad._arrays import NDArray
 from attngrad._options import Tangents
 
 if TYPE_CHECKING:
     from attngrad.explain.trace import Trace
 
-NDArray = npt.NDArray[Any]
 TOLERANCE = 1e-12
 
 

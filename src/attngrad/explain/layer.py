@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
+from attngrad._arrays import NDArray
 from attngrad._linear import affine, affine_vjp, merge, split
 from attngrad._options import OptionArguments, bind
 from attngrad._rope import Rotation, rotation
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from attngrad._layer_checks import Call
     from attngrad.layers import MultiHeadAttention
 
-NDArray = npt.NDArray[Any]
 
 _INPUT = {"query": "X", "key": "X_k", "value": "X_v"}
 _ROW = {"q": "i", "k": "j", "v": "j"}

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
+from attngrad._arrays import NDArray
 from attngrad._options import Operands, Options, bind
 from attngrad.explain.invariants import Invariant
 from attngrad.explain.rules import RULES, STAGES, Rule
@@ -17,7 +17,6 @@ from attngrad.explain.rules import RULES, STAGES, Rule
 if TYPE_CHECKING:
     from attngrad.explain.trace import Trace
 
-NDArray = npt.NDArray[Any]
 FORMAT, VERSION = "attngrad trace", 1
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from attngrad.explain.marks import mark
 from attngrad.explain.rules import STAGES
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from attngrad.explain.terms import Explanation
     from attngrad.explain.trace import Trace
 
-NDArray = npt.NDArray[Any]
 
 CELL = 7
 ROWS = 12

@@ -6,14 +6,12 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from attngrad._arrays import NDArray
 from attngrad.explain.rules import KEY_SIDE, Rule, is_flat
-
-NDArray = npt.NDArray[Any]
 
 OUTER = ("scale", "log", "exp")
 ZERO_WHERE_HIDDEN = frozenset({"S", "A", "dS", "dZ", "S_dot", "A_dot", "dS_dot", "dZ_dot", "dbias"})

@@ -9,10 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 
 import numpy as np
-import numpy.typing as npt
 
 from attngrad import reference
-from attngrad._arrays import kind_of
+from attngrad._arrays import NDArray, kind_of
 from attngrad._checks import check_integer, fail
 from attngrad._dense import fill_zeros, visibility, zeros_if_none
 from attngrad._options import (
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-NDArray = npt.NDArray[Any]
 Tokens = tuple[tuple[str, ...], tuple[str, ...]]
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from attngrad._arrays import NDArray
 from attngrad._checks import check_integer, fail
 from attngrad.explain.rules import KEY_SIDE, is_flat
 from attngrad.explain.terms import ZERO_WHERE_HIDDEN
@@ -16,7 +17,6 @@ from attngrad.explain.terms import ZERO_WHERE_HIDDEN
 if TYPE_CHECKING:
     from attngrad.explain.trace import Trace
 
-NDArray = npt.NDArray[Any]
 
 NOISE = 1e-14
 

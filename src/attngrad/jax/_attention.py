@@ -8,13 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attngrad._arrays import kind_of
+from attngrad._arrays import Array, kind_of
 from attngrad._checks import check_flag, fail, plain, refuse_masked
 from attngrad._options import OptionArguments, bind, reject_unknown
 from attngrad.jax._passes import INPUTS, Call
 from attngrad.jax._primitives import attention_p
 
-Array = Any
 _LAYOUTS = ("BHTD", "BTNH")
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack, overload
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from attngrad._checks import check_flag, check_integer, fail
-from attngrad._options import OPTION_NAMES, OptionArguments, Options, check_magnitudes, reject_unknown
+from attngrad._options import OPTION_NAMES, OptionArguments, Options, ScoreArguments, check_magnitudes, reject_unknown
 from attngrad.torch import _functions, _ops, _passes, _plain
 from attngrad.torch._passes import Inputs
 
@@ -21,6 +21,16 @@ SDPA_OPTIONS = (
 )
 
 
+@overload
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[False] = False, **options: Unpack[ScoreArguments]
+) -> Tensor: ...
+@overload
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[True], **options: Unpack[ScoreArguments]
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def attention(q: Tensor, k: Tensor, v: Tensor, **options: Unpack[OptionArguments]) -> Any: ...
 def attention(q: Tensor, k: Tensor, v: Tensor, **options: Unpack[OptionArguments]) -> Any:
     """``attngrad.attention`` on CPU tensors, with every derivative that the kernels have.
 
