@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 BUILD_INPUTS := pyproject.toml CMakeLists.txt $(wildcard csrc/*.* csrc/*/*.* csrc/*/*/*.*)
 TESTING := .venv/.installed .venv/.group-test
-SOURCES := $(wildcard csrc/*.?pp csrc/*/*.?pp csrc/*/*/*.?pp tests/*.cpp)
+SOURCES := $(wildcard csrc/*.?pp csrc/*/*.?pp csrc/*/*/*.?pp tests/native/*.cpp)
 WORKERS := -n auto --dist loadgroup
 
 .PHONY: demo test test-all test-full lint format clean sanitize sanitize-address sanitize-thread fuzz soak bench \
@@ -74,7 +74,7 @@ RACES := TSAN_OPTIONS="halt_on_error=1 exitcode=66 die_after_fork=0"
 sanitize-thread: SANITIZERS := thread
 sanitize-thread: $(TESTING)
 	mkdir -p build
-	$(CXX) -std=c++20 -O1 -g -fsanitize=thread -pthread -o build/pool tests/pool.cpp csrc/team.cpp csrc/buffers.cpp
+	$(CXX) -std=c++20 -O1 -g -fsanitize=thread -pthread -o build/pool tests/native/pool.cpp csrc/team.cpp csrc/buffers.cpp
 	$(RACES) build/pool
 	$(install-sanitized)
 	LD_PRELOAD="$$(gcc -print-file-name=libtsan.so)" $(RACES) OPENBLAS_NUM_THREADS=1 \
