@@ -9,18 +9,11 @@ import planted
 from attngrad import reference
 from attngrad._options import Tangents, bind
 from attngrad.auditor import audit
+from attngrad.auditor.budget import LIMITS, Limits
 from attngrad.auditor.cases import cases
 from attngrad.auditor.pipeline import Pipeline
 from attngrad.auditor.truth import Truth
 from planted import right
-
-
-@pytest.fixture(autouse=True)
-def patient(monkeypatch):
-    """Searching ends when it is done, not by the clock: these tests must not depend on the machine."""
-    seconds = dict.fromkeys(("quick", "default", "full"), (1e9, 1e9, 60))
-    monkeypatch.setattr("attngrad.auditor.run._SECONDS", seconds)
-
 
 # --- the pipeline is the book ----------------------------------------------------------------------------------------
 
@@ -182,8 +175,7 @@ def test_a_layer_takes_every_option(options, dtype, monkeypatch):
     report = audit(through_the_layer, level="layer", options=options, dtype=dtype, effort="quick")
     assert report.ok, report
     assert {f"d{x}" for x in ("bias", "sinks") if x in options} <= {s.name for s in report.stages}
-    seen_is_enough = {"quick": (0.0, 0.0, 0)}  # nothing need be named
-    monkeypatch.setattr("attngrad.auditor.run._SECONDS", seen_is_enough)
+    monkeypatch.setitem(LIMITS, "quick", Limits(0, 0.0, 0, 0.0))  # nothing need be named
     wrong = audit(planted.layer(), level="layer", options=options, dtype=dtype, effort="quick")
     assert wrong.status == "wrong", "an option that is not taken is missed"
 

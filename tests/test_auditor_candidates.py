@@ -10,14 +10,6 @@ import torch
 from attngrad.auditor import audit
 from planted import right
 
-
-@pytest.fixture(autouse=True)
-def patient(monkeypatch):
-    """Searching ends when it is done, not by the clock: these tests must not depend on the machine."""
-    seconds = dict.fromkeys(("quick", "default", "full"), (1e9, 1e9, 60))
-    monkeypatch.setattr("attngrad.auditor.run._SECONDS", seconds)
-
-
 # --- what is not supported -------------------------------------------------------------------------------------------
 
 

@@ -16,21 +16,11 @@ from attngrad.testing import assert_attention_gradients
 from attngrad.testing import cases as provoking
 from planted import right
 
-
-@pytest.fixture(autouse=True, scope="module")
-def patient():
-    """Searching ends when it is done, not by the clock: these tests must not depend on the machine."""
-    seconds = dict.fromkeys(("quick", "default", "full"), (1e9, 1e9, 60))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("attngrad.auditor.run._SECONDS", seconds)
-        yield
-
-
 # --- the report ------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def wrong_report(patient):
+def wrong_report():
     return audit(planted.attention("mean", "scale missing dq"), effort="quick", name="<b>my & attention</b>")
 
 

@@ -22,8 +22,9 @@ from typing import Any
 
 import numpy as np
 
+from attngrad._arrays import NDArray
 from attngrad._options import OPTION_NAMES
-from attngrad.auditor.cases import Case, NDArray
+from attngrad.auditor.cases import Case
 from attngrad.auditor.pipeline import RESULTS
 from attngrad.core.dtypes import KERNEL_DTYPES
 

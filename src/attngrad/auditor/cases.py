@@ -12,13 +12,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from attngrad._arrays import NDArray
 from attngrad._checks import fail
 from attngrad._options import OPTION_NAMES, bind
 from attngrad.core.dtypes import KERNEL_DTYPES
 
-NDArray = npt.NDArray[Any]
 Rng = np.random.Generator
 
 EFFORTS = ("quick", "default", "full")

@@ -7,15 +7,16 @@ explains it is extended for the results after it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import permutations
 from typing import Any
 
 import numpy as np
 
+from attngrad._arrays import NDArray
 from attngrad.auditor.budget import Budget
-from attngrad.auditor.cases import NDArray
 from attngrad.auditor.mistakes import Mistake, Variant, catalogue
 from attngrad.auditor.pipeline import RESULTS, SECOND, TANGENT, Pipeline, Undefined, affected
 from attngrad.auditor.rounding import ENTRYWISE, EntryErrors
@@ -28,6 +29,8 @@ _WIDTH = 24
 """How many explanations are followed side by side."""
 _SMALL = 400
 """The number of scores up to which pipelines are kept."""
+_LARGE = 2000.0
+"""The number of scores that take about as long again as what a prediction takes at any size."""
 
 
 @dataclass
@@ -54,6 +57,8 @@ class Diagnosis:
 
     explanations: tuple[State, ...]
     unexplained: tuple[str, ...]
+    cut: str = ""
+    """What ended the search before everything was tried: "work", "time", or nothing."""
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -65,17 +70,14 @@ class Diagnosis:
 class Search:
     """The search over one candidate's observations."""
 
-    def __init__(self, observations: Sequence[Observation], level: str, seconds: float) -> None:
+    def __init__(self, observations: Sequence[Observation], level: str, budget: Budget) -> None:
         self.observations = sorted(observations, key=lambda o: o.size)
-        self.budget = Budget(seconds)
+        self.budget = budget
         self.names = [n for n in RESULTS if any(n in o.results for o in observations)]
         self.named = [(m, v) for m in catalogue() if self._applies(m, level) for v in m.variants]
         self.pairs = True
         self._pipelines: dict[tuple[int, ...], Pipeline] = {}
         self._verdicts: dict[tuple[Any, ...], bool] = {}
-        for o in self.observations:
-            if o.size <= _SMALL:
-                o.truth.exact.learn()
 
     def _applies(self, mistake: Mistake, level: str) -> bool:
         there = {name for o in self.observations for name, x in o.truth.case.options.items() if x is not None}
@@ -84,11 +86,6 @@ class Search:
             there.add("tangents")
         needs = all(any(n in there for n in need.split("|")) for need in mistake.needs)
         return needs and mistake.level in ("", level)
-
-    @property
-    def over(self) -> bool:
-        """Whether the time for searching is up."""
-        return self.budget.over
 
     # --- one state ---------------------------------------------------------------------------------------------------
 
@@ -110,12 +107,13 @@ class Search:
         return made
 
     def _predict(self, state: State, o: Observation, name: str, dtype: Any = LONG) -> NDArray | None:
-        try:
-            with np.errstate(all="ignore"):
+        self.budget.spend(1.0 + o.size / _LARGE)
+        with _explained_by(state, o):
+            try:
                 value: NDArray | None = getattr(self._pipeline(state, o, dtype), name)
-        except (Undefined, ValueError):
-            return o.truth.value(name)
-        return value
+            except Undefined:
+                return o.truth.value(name)
+            return value
 
     def reproduces(self, state: State, o: Observation, name: str) -> bool:
         """Whether the mistakes of ``state`` compute what the candidate returned, within rounding."""
@@ -166,13 +164,13 @@ class Search:
 
     def _scales(self, state: State, o: Observation, name: str) -> NDArray:
         """The entries' error scales in the mistaken pipeline, where these have a meaning."""
-        try:
-            with np.errstate(all="ignore"):
+        with _explained_by(state, o):
+            try:
                 errors = EntryErrors(self._pipeline(state, o, LONG), o.truth.eps, o.truth.tiny)
                 scales: NDArray = getattr(errors, name) if name in ENTRYWISE else np.zeros(1)
-        except (Undefined, ValueError):
-            return np.zeros(1)
-        return scales
+            except Undefined:
+                return np.zeros(1)
+            return scales
 
     def _scale(self, state: State, o: Observation, name: str) -> float:
         scales = self._scales(state, o, name)
@@ -231,7 +229,8 @@ class Search:
                 states, explained = kept, [*explained, name]
                 unexplained.remove(name)
         fewest = min(len(s) for s in states)
-        return Diagnosis(tuple(s for s in states if s and len(s) == fewest), tuple(unexplained))
+        found = tuple(s for s in states if s and len(s) == fewest)
+        return Diagnosis(found, tuple(unexplained), self.budget.cut)
 
     def _wrong(self, name: str) -> bool:
         return any(name in o.judgements and not o.judgements[name].right for o in self.observations)
@@ -250,7 +249,7 @@ class Search:
             for added in self._additions(state, names, by, wild):
                 taken = state + added
                 key = frozenset(id(v) for _, v in taken)
-                if self.over or key in found or len({m.id for m, _ in taken}) < len(taken):
+                if self.budget.over or key in found or len({m.id for m, _ in taken}) < len(taken):
                     continue
                 order = next((s for s in self._orders(state, added) if self.consistent(s, names)), None)
                 if order is not None and self._tells(order, names[-1]):
@@ -289,7 +288,7 @@ class Search:
             wrong = [o for o in self.observations if name in o.results and not o.judgements[name].right]
             kinds = {o.truth.case.dims.features: o for o in reversed(wrong)}  # a small one of each
             long = [o for o in wrong if o.truth.case.dims.t > 32][:1]
-            self._verdicts[key] = not self.over and any(
+            self._verdicts[key] = not self.budget.over and any(
                 not _same(self._predict((*state, n), o, name), self._predict(state, o, name))
                 for o in [*wrong[:5], *kinds.values(), *long]
             )
@@ -303,6 +302,18 @@ class Search:
         if len(steps) == len(set(steps)):
             return [taken]
         return list(permutations(taken))
+
+
+@contextmanager
+def _explained_by(state: State, o: Observation) -> Iterator[None]:
+    """What mistakes compute may overflow; what they raise is an error of the auditor, and says so."""
+    try:
+        with np.errstate(all="ignore"):
+            yield
+    except Exception as error:
+        told = ", ".join(f"{m.id} ({v.note})" if v.note else m.id for m, v in state)
+        error.add_note(f"audit: an error of the auditor, not of the candidate: in {told}, case '{o.truth.case.name}'.")
+        raise
 
 
 def _same(a: NDArray | None, b: NDArray | None) -> bool:
@@ -353,13 +364,13 @@ def _spread(wrong: Sequence[tuple[Observation, str]]) -> bool:
     return bool(votes) and float(np.mean(votes)) > 0.7
 
 
-def explain(observations: Sequence[Observation], level: str, seconds: float) -> tuple[Diagnosis, str | None]:
+def explain(observations: Sequence[Observation], level: str, budget: Budget) -> tuple[Diagnosis, str | None]:
     """The diagnosis of what was observed, and the coarser dtype where it is rounding."""
-    search = Search(observations, level, seconds)
+    search = Search(observations, level, budget)
     diagnosis = search.run(pairs=False)
     if not diagnosis.unexplained:
         return diagnosis, None
     coarse = low_precision(observations)
     if coarse is not None:
-        return Diagnosis((), ()), coarse
+        return Diagnosis((), (), diagnosis.cut), coarse
     return search.run(pairs=True), None

@@ -24,7 +24,9 @@ def merge_heads(x: Any) -> Any:
 
 
 def per_token(x: Any, w: Any) -> Any:
-    """x w."""
+    """x w; a mistake before it may have given a factor another shape, and then there is no product."""
+    if x.shape[-1] != w.shape[-2]:
+        raise Undefined
     return matmul(x, w)
 
 
@@ -88,7 +90,7 @@ def dout(p: Pipeline) -> Any:
 
 def outer(x: Any, dx: Any) -> Any:
     """x^T dx, summed over batch and tokens."""
-    return matmul(transpose(x.reshape(-1, x.shape[-1])), dx.reshape(-1, dx.shape[-1]))
+    return per_token(transpose(x.reshape(-1, x.shape[-1])), dx.reshape(-1, dx.shape[-1]))
 
 
 @layer_step

@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from attngrad._arrays import NDArray
 from attngrad.auditor.candidate import Caller
-from attngrad.auditor.cases import Case, Dims, NDArray
+from attngrad.auditor.cases import Case, Dims
 
 LEARNING_RATE = 0.25
 """Large, so that an update that comes too early shows."""

@@ -7,13 +7,15 @@ in longdouble, it is the truth; in the dtype of the candidate, it is the straigh
 
 from __future__ import annotations
 
-import contextlib
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+import difflib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
+from types import CodeType, FunctionType
 from typing import Any
 
 import numpy as np
+
+from attngrad._options import OPTION_NAMES
 
 Step = Callable[["Pipeline"], Any]
 Override = Callable[["Pipeline", Callable[[], Any]], Any]
@@ -24,8 +26,20 @@ LAYER_STEPS: dict[str, Step] = {}
 """Those that the layer adds; ``layer_steps`` fills it."""
 
 
+INPUTS = frozenset(
+    ("q", "k", "v", "dout", "q_dot", "k_dot", "v_dot", "dout_dot", "query", "key", "value", "w_q", "w_k", "w_v", "w_o",
+     "dy", "num_heads", "num_kv_heads")
+)  # fmt: skip
+"""What a case gives, of attention or of the layer."""
+OPTIONAL = frozenset(OPTION_NAMES) - {"return_lse"} | {"bias_dot", "sinks_dot", "fitted", "candidate_dtype"}
+"""What is None where it was not given: options, their tangents, and what ``diagnose`` knows of the candidate."""
+
+
 class Undefined(Exception):  # noqa: N818
-    """The mistake has no meaning for these shapes or options."""
+    """The mistake has no meaning for these shapes or options; the case has no such step.
+
+    The one reason for which a mistake may have no effect. Any other exception is an error of the auditor.
+    """
 
 
 def attention_step(function: Step) -> Step:
@@ -40,15 +54,57 @@ def layer_step(function: Step) -> Step:
     return function
 
 
-_READS: defaultdict[str, set[str]] = defaultdict(set)
-"""Which steps each step reads, as seen in pipelines without mistakes."""
+@cache
+def _steps() -> Mapping[str, Step]:
+    from attngrad.auditor import layer_steps, steps  # noqa: F401 - they register themselves
+
+    return {**ATTENTION_STEPS, **LAYER_STEPS}
+
+
+def check_name(name: str) -> None:
+    """An AttributeError with the nearest name, where no pipeline has this one."""
+    known = (*_steps(), *INPUTS, *OPTIONAL)
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
+        raise AttributeError(f"Pipeline: there is no step, input or option {name!r}. Did you mean {near[0]!r}?")
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _codes(inner)
+
+
+@cache
+def reads() -> Mapping[str, frozenset[str]]:
+    """Which names each step may read: all that its code mentions, and that of the auditor's functions that it calls.
+
+    By its code, not by what a run of it read: no branch is missed, and no audit depends on those before it.
+    """
+    found = {}
+    for name, step in _steps().items():
+        pending, seen, names = [step], {step}, set[str]()
+        while pending:
+            function = pending.pop()
+            assert isinstance(function, FunctionType)  # noqa: S101
+            mentioned = {x for code in _codes(function.__code__) for x in code.co_names}
+            names |= mentioned
+            called = {x for x in map(function.__globals__.get, mentioned) if isinstance(x, FunctionType)}
+            called = {x for x in called - seen if x.__module__.startswith("attngrad.auditor")}
+            pending += called
+            seen |= called
+        found[name] = frozenset(names)
+    return found
 
 
 @cache
 def affected(steps: frozenset[str]) -> frozenset[str]:
     """The steps, and those that read them, and so on: what must be computed anew when ``steps`` change."""
+    for name in steps:
+        check_name(name)
     found = set(steps)
-    while more := {name for name, reads in _READS.items() if name not in found and reads & found}:
+    while more := {name for name, names in reads().items() if name not in found and names & found}:
         found |= more
     return frozenset(found)
 
@@ -73,28 +129,28 @@ class Pipeline:
         self._inputs: dict[str, Any] = inputs | {
             name: self._round(x) for name, x in given.items() if name not in inputs
         }
-        self._values: dict[str, Any] = dict(self._inputs)
+        changed = frozenset(name for steps in overrides for name in steps)
+        fresh = affected(changed)
+        self._values: dict[str, Any] = {name: x for name, x in self._inputs.items() if name not in changed}
         self._overrides = overrides
-        from attngrad.auditor import layer_steps, steps  # noqa: F401 - they register themselves
-
-        self._steps = {**ATTENTION_STEPS, **LAYER_STEPS} if "query" in given else ATTENTION_STEPS
+        self._steps = _steps() if "query" in given else ATTENTION_STEPS
         self._parent = parent
-        self._fresh = None if parent is None else affected(frozenset(x for y in overrides for x in y))
-        self._stack: list[str] = []
+        self._fresh = None if parent is None else fresh
 
     def _round(self, x: Any) -> Any:
         floating = isinstance(x, np.ndarray) and x.dtype.kind not in "biu"
         return x.astype(self._dtype) if floating else x
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
+        if name.startswith("_"):
             raise AttributeError(name)
-        if self._stack and not self._overrides:
-            _READS[self._stack[-1]].add(name)
         values = self._values
         if name not in values:
-            if name not in self._steps:
-                values[name] = None  # an option that was not given
+            if name not in self._steps and name not in self._inputs:
+                check_name(name)
+                if name not in OPTIONAL:
+                    raise Undefined(name)  # of the layer, or a tangent: this case has none
+                values[name] = None
             elif self._fresh is not None and name not in self._fresh:
                 values[name] = getattr(self._parent, name)
             else:
@@ -103,27 +159,21 @@ class Pipeline:
 
     def _compute(self, name: str) -> Any:
         def base() -> Any:
-            return self._steps[name](self)
+            return self._inputs[name] if name in self._inputs else self._steps[name](self)
 
         for overrides in self._overrides:
             if name in overrides:
                 base = _wrap(overrides[name], self, base)
-        self._stack.append(name)
-        try:
-            return base()
-        finally:
-            self._stack.pop()
+        return base()
 
-    def learn(self) -> None:
-        """Compute every step, so that it is known which step reads which."""
-        for name in self._steps:
-            with contextlib.suppress(Exception):  # tangents of a layer, dx of three inputs: not there
-                getattr(self, name)
-        affected.cache_clear()
+    def reshaped(self, name: str) -> bool:
+        """Whether mistakes give a step another shape than it should have."""
+        parent = self._parent
+        return parent is not None and np.shape(getattr(self, name)) != np.shape(getattr(parent, name))
 
     def has(self, name: str) -> bool:
         """Whether the input or option was given."""
-        return self._values.get(name) is not None
+        return self._inputs.get(name) is not None
 
     def c(self, value: Any) -> Any:
         """A constant in the dtype of the pipeline."""
@@ -131,12 +181,12 @@ class Pipeline:
 
 
 def _wrap(override: Override, p: Pipeline, base: Callable[[], Any]) -> Callable[[], Any]:
-    """The override, or the step as it was where the mistake has no meaning or its shapes do not fit."""
+    """The override, or the step as it was where the mistake has no meaning."""
 
     def step() -> Any:
         try:
             return override(p, base)
-        except (Undefined, ValueError):
+        except Undefined:
             return base()
 
     return step

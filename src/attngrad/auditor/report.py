@@ -58,7 +58,8 @@ class Finding:
     """One thing that was found. A note is no fault."""
 
     kind: str
-    """wrong, mistake, unexplained, crash, timeout, exit, strange, mutates; notes: unsupported, printed, unknown."""
+    """wrong, mistake, unexplained, crash, timeout, exit, strange, mutates; notes: unsupported, printed, unknown,
+    option, axes, memory, limit."""
     text: str
     fault: bool = True
     name: str | None = None

@@ -14,7 +14,7 @@ import numpy as np
 
 from attngrad._dense import per_key_head, per_query_head, sum_to
 from attngrad.auditor.layer_steps import merge_heads, split_heads
-from attngrad.auditor.pipeline import Pipeline
+from attngrad.auditor.pipeline import Pipeline, Undefined
 from attngrad.reference import SoftCap
 
 
@@ -37,7 +37,9 @@ class EntryErrors:
         return self._values[name]
 
     def size(self, name: str) -> Any:
-        """|value| of a step."""
+        """|value| of a step; scales are of sums in the shapes that they should have."""
+        if self.p.reshaped(name):
+            raise Undefined
         return np.abs(np.asarray(getattr(self.p, name), dtype=np.float64))
 
     def product(self, a: Any, ea: Any, b: Any, eb: Any) -> Any:

@@ -12,6 +12,7 @@ from attngrad._arrays import kind_of
 from attngrad._checks import check_real, fail
 from attngrad._options import OPTION_NAMES
 from attngrad.auditor import objects
+from attngrad.auditor.budget import LIMITS, Budget, Limits
 from attngrad.auditor.candidate import LAYER_ARGUMENTS, BadCandidate, Call, Caller, attention_caller, layer_caller
 from attngrad.auditor.candidate import run as call_candidate
 from attngrad.auditor.cases import EFFORTS, FEATURES, Case, Dims, cases, check_options
@@ -26,8 +27,6 @@ from attngrad.core.dtypes import KERNEL_DTYPES
 
 Progress = Callable[[int, int, str], None]
 LEVELS = ("attention", "layer")
-_SECONDS = {"quick": (2.5, 0.8, 60), "default": (12.0, 3.0, 200), "full": (60.0, 10.0, 400)}
-"""For each effort: seconds to search for explanations, seconds and calls to shrink (``Budget``)."""
 
 _ALIASES = {"d!=e": "widths", "dv": "widths", "t!=s": "cross", "mqa": "gqa"}
 
@@ -377,11 +376,12 @@ def _report(
     made: int,
     call_text: tuple[tuple[str, ...], str, tuple[str, ...]],
 ) -> AuditReport:
-    search, shrinking, calls = _SECONDS[effort]
+    limits = LIMITS[effort]
     findings = session.findings
     diagnosis, coarse = Diagnosis((), ()), None
     if session.wrong:
-        diagnosis, coarse = explain(session.observations, session.level, search)
+        budget = Budget(limits.predictions, limits.seconds)
+        diagnosis, coarse = explain(session.observations, session.level, budget)
     explanations = _merged([_explained(state) for state in diagnosis.explanations])
     ids = diagnosis.ids
     if coarse is not None:
@@ -406,7 +406,9 @@ def _report(
     if session.wrong:
         if progress is not None:
             progress(made + 1, made + 2, "the smallest case")
-        smallest = _smallest(session, stages, shrinking, calls, call_text)
+        budget = Budget(limits.calls, limits.calling)
+        smallest = _smallest(session, stages, budget, call_text)
+        findings += _cut_off(diagnosis.cut, budget.cut, effort, limits)
     first = next((s.name for s in stages if not s.ok), None)
     kinds = {f.kind for f in findings if f.fault}
     if kinds & {"wrong", "mutates", "strange"} and session.observations:
@@ -429,6 +431,18 @@ def _report(
     )
 
 
+def _cut_off(search: str, shrinking: str, effort: str, limits: Limits) -> list[Finding]:
+    """What ended before it was done. Only the clock can make another run find something else."""
+    clock = "was cut off by the clock, after {:g} s: another run may find more."
+    told = {
+        ("search", "work"): f"Not every combination of mistakes was tried: effort {effort!r} ends before that.",
+        ("search", "time"): f"The search for mistakes {clock.format(limits.seconds)}",
+        ("smallest", "time"): f"The search for the smallest case {clock.format(limits.calling)}",
+    }
+    cut = {("search", search), ("smallest", shrinking)}
+    return [Finding("limit", text, fault=False, name=key[0]) for key, text in told.items() if key in cut]
+
+
 def _merged(states: list[tuple[Explained, ...]]) -> list[tuple[Explained, ...]]:
     """One explanation a set of ids; the first note of each stands."""
     kept: dict[frozenset[str], tuple[Explained, ...]] = {}
@@ -440,8 +454,7 @@ def _merged(states: list[tuple[Explained, ...]]) -> list[tuple[Explained, ...]]:
 def _smallest(
     session: _Session,
     stages: Sequence[Stage],
-    seconds: float,
-    calls: int,
+    budget: Budget,
     call_text: tuple[tuple[str, ...], str, tuple[str, ...]],
 ) -> str:
     """The smallest case that still fails in the first wrong result, as code."""
@@ -464,7 +477,7 @@ def _smallest(
         last["judged"], last["actual"], last["truth"] = judged, call.results[name], truth.value(name)
         return True
 
-    case = shrink(start.truth.case, fails, seconds, calls)
+    case = shrink(start.truth.case, fails, budget)
     fails(case)
     wanted, code, keywords = call_text
     comment = f"{symbol(name)} is wrong here (the case '{case.name}', shrunk)."

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from attngrad._arrays import NDArray
 from attngrad._options import OPTION_NAMES
 from attngrad.auditor.budget import Budget
-from attngrad.auditor.cases import Case, Dims, NDArray
+from attngrad.auditor.cases import Case, Dims
 
 _AXES = {
     "q": ("b", "hq", "t", "d"),
@@ -91,22 +92,21 @@ def _modelled(small: Dims, n: Dims) -> Dims:
     return small if n.model is None or n.model != n.inner else replace(small, model=small.inner)
 
 
-def shrink(case: Case, fails: Callable[[Case], bool], seconds: float, calls: int) -> Case:
+def shrink(case: Case, fails: Callable[[Case], bool], budget: Budget) -> Case:
     """The smallest case found within the budget, with few digits where that still fails."""
-    budget = Budget(seconds)
     progress = True
-    while progress and calls > 0 and not budget.over:
+    while progress and not budget.over:
         progress = False
         for n in _smaller(case.dims):
-            calls -= 1
-            if calls < 0 or budget.over:
+            if budget.over:
                 break
+            budget.spend()
             small = cut(case, n)
             if fails(small):
                 case, progress = small, True
                 break
     for digits in (0, 1, 2):
-        if budget.over:
+        if budget.over and budget.cut == "time":
             break
         rounded = {name: np.round(x.astype(np.float64), digits).astype(x.dtype) for name, x in case.arrays.items()}
         candidate = replace(case, arrays=rounded)

@@ -34,13 +34,18 @@ def _learning_rate(p: Pipeline, returned: Mapping[str, Any]) -> float | None:
 
 
 def _updated(p: Pipeline, base: Base) -> Any:
-    rate = p.learning_rate if p.learning_rate is not None else p.fitted
-    need(rate)
-    return lambda dx, w, dw: per_token(dx, transpose(w - p.c(rate) * dw()))
+    need(p.fitted)
+
+    def gradient(dx: Any, w: Any, dw: Callable[[], Any]) -> Any:
+        step = dw()
+        need(step.shape[-2:] == w.shape)
+        return per_token(dx, transpose(w - p.c(p.fitted) * step))
+
+    return gradient
 
 
 def _unsummed(x: Any, dx: Any) -> Any:
-    return matmul(transpose(x), dx)
+    return per_token(transpose(x), dx)
 
 
 def _dropped(*names: str) -> dict[str, Any]:

@@ -141,6 +141,16 @@ def _one_minus_rate(p: Pipeline) -> Any:
     return p.c(1.0 - p.dropout)
 
 
+def _all_kept(p: Pipeline, base: Base) -> Any:
+    need(p.dropout)
+    return np.ones_like(base())
+
+
+def _next_seed(p: Pipeline, base: Base) -> Any:
+    need(p.dropout)
+    return keep_with(p, p.seed + 1)
+
+
 def _bare(p: Pipeline, base: Base) -> Any:
     return base() * _one_minus_rate(p)
 
@@ -160,6 +170,7 @@ def _other_mask(p: Pipeline, returned: Mapping[str, Any]) -> Any:
 
 def _fitted_mask(p: Pipeline, base: Base) -> Any:
     """The mask that was found; open where none could be."""
+    need(p.dropout)
     return base() * p.c(Wild) if p.fitted is None else p.c(p.fitted)
 
 
@@ -284,14 +295,14 @@ MISTAKES = (
         "The gradient is that of the function that was computed, with the very weights that were dropped.",
         "Keep the mask, or its seed, and apply it in the backward pass.",
         (
-            way("no mask in the backward", keep_back=lambda p, base: p.c(np.ones_like(base() * p.c(1.0)))),
+            way("no mask in the backward", keep_back=lambda p, base: p.c(_all_kept(p, base))),
             way(
                 "only its factor in the backward",
-                keep_back=lambda p, base: base() * p.c(0.0) + p.c(1.0) / _one_minus_rate(p),
+                keep_back=lambda p, base: p.c(_all_kept(p, base)) / _one_minus_rate(p),
             ),
             way("no mask in dV", dv_heads=lambda p, base: np.swapaxes(p.weights_back, -1, -2) @ p.dout),
             way("no mask in dA", dweights=lambda p, base: p.dout @ np.swapaxes(p.v_heads, -1, -2)),
-            way("the mask of the next seed", keep_back=lambda p, base: keep_with(p, p.seed + 1)),
+            way("the mask of the next seed", keep_back=_next_seed),
             Variant({"keep_back": _fitted_mask}, "another mask in the backward", fit=_other_mask),
         ),
         ("dropout",),

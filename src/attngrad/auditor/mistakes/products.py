@@ -48,6 +48,11 @@ def _with_k(p: Pipeline, base: Base) -> Any:
     return p.c(p.scale_dk) * matmul(transpose(p.dz), p.k_heads)
 
 
+def _with_keys(p: Pipeline, base: Base) -> Any:
+    need(p.k.shape[-1] == p.v.shape[-1])
+    return drop(matmul(p.dout, transpose(p.k_heads)), p.keep_back)
+
+
 MISTAKES = (
     Mistake(
         "dv-not-transposed",
@@ -127,6 +132,6 @@ MISTAKES = (
         "dA = dO V^T",
         "O = A V, so dA = dO V^T.",
         "Use V.",
-        only(dweights=lambda p, base: drop(matmul(p.dout, transpose(p.k_heads)), p.keep_back)),
+        only(dweights=_with_keys),
     ),
 )
