@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 BUILD_INPUTS := pyproject.toml CMakeLists.txt $(wildcard csrc/*.* csrc/*/*.* csrc/*/*/*.*)
 TESTING := .venv/.installed .venv/.group-test
-SOURCES := $(wildcard csrc/*.?pp csrc/*/*.?pp csrc/*/*/*.?pp tests/native/*.cpp)
+SOURCES := $(wildcard csrc/*.?pp csrc/*/*.?pp csrc/*/*/*.?pp tests/backends/native/*.cpp)
 WORKERS := -n auto --dist loadgroup
 
 .PHONY: demo test test-all test-full lint format clean sanitize sanitize-address sanitize-thread fuzz soak bench \
@@ -65,7 +65,7 @@ sanitize-address: $(TESTING)
 	$(install-sanitized)
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
 	  UBSAN_OPTIONS=print_stacktrace=1 $(SANITIZED)/bin/python -m pytest $(WORKERS) -m "not full" -p no:cacheprovider \
-	  tests/test_kernels.py tests/test_matrix_tiles.py tests/test_attention.py tests/test_tangents.py tests/test_philox.py \
+	  tests/backends/test_kernels.py tests/backends/test_matrix_tiles.py tests/functional/test_attention.py tests/functional/test_tangents.py tests/core/test_philox.py \
 	  -k "not linear_memory"
 
 # First the pool without Python, then the tests of threads in one process. What is reported ends it with exit status 66.
@@ -74,11 +74,11 @@ RACES := TSAN_OPTIONS="halt_on_error=1 exitcode=66 die_after_fork=0"
 sanitize-thread: SANITIZERS := thread
 sanitize-thread: $(TESTING)
 	mkdir -p build
-	$(CXX) -std=c++20 -O1 -g -fsanitize=thread -pthread -o build/pool tests/native/pool.cpp csrc/team.cpp csrc/buffers.cpp
+	$(CXX) -std=c++20 -O1 -g -fsanitize=thread -pthread -Icsrc -o build/pool tests/backends/native/pool.cpp csrc/runtime/thread_pool.cpp csrc/runtime/buffers.cpp
 	$(RACES) build/pool
 	$(install-sanitized)
 	LD_PRELOAD="$$(gcc -print-file-name=libtsan.so)" $(RACES) OPENBLAS_NUM_THREADS=1 \
-	  $(SANITIZED)/bin/python -m pytest -m "not full" -p no:cacheprovider --capture=sys tests/test_load.py tests/test_kernels.py \
+	  $(SANITIZED)/bin/python -m pytest -m "not full" -p no:cacheprovider --capture=sys tests/robustness/test_load.py tests/backends/test_kernels.py \
 	  -k "thread or at_once or workers or fork or interpreter or alive"
 
 # Random inputs for the kernels, the arguments, the formula parser, the loaders and the command, for MINUTES in all;
@@ -86,21 +86,21 @@ sanitize-thread: $(TESTING)
 MINUTES ?= 10
 PARTS ?=
 fuzz: $(TESTING) .venv/.test-only .venv/.group-fuzz
-	$(BIN)/python tests/fuzz.py $(PARTS) --minutes $(MINUTES)
+	$(BIN)/python tests/robustness/fuzz.py $(PARTS) --minutes $(MINUTES)
 
 # Memory under load: 100,000 small calls, then 5 minutes of every pass from 8 threads. Exit 1 where it grows.
 soak: $(TESTING)
-	$(BIN)/python tests/soak.py
+	$(BIN)/python tests/robustness/soak.py
 
 # An sdist, and a wheel that is built from it, into dist/. The wheel then has to work in an empty environment whose PATH
 # has no compiler.
 dist: .venv/.group-dist
 	rm -rf dist build/smoke
 	$(BIN)/python -m build --outdir dist .
-	$(BIN)/python tests/dist.py
+	$(BIN)/python tests/packaging/dist.py
 	$(BIN)/python -m venv build/smoke
 	PATH=$(CURDIR)/build/smoke/bin build/smoke/bin/python -m pip install --quiet --only-binary :all: dist/*.whl
-	cd build/smoke && PATH=$(CURDIR)/build/smoke/bin bin/python -I ../../tests/smoke.py
+	cd build/smoke && PATH=$(CURDIR)/build/smoke/bin bin/python -I ../../tests/packaging/smoke.py
 
 clean:
 	rm -rf .venv .venv-sanitize build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from attngrad._arrays import NDArray
+from attngrad.core.arrays import NDArray
 from attngrad.core.dtypes import BFLOAT16
 
 Rng = np.random.Generator

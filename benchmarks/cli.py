@@ -142,14 +142,14 @@ def _report(results: Results, json_file: str | None, plots: str | None, markdown
 
     from rich.console import Console
 
-    from attngrad import _files
+    from attngrad.core import files
     from benchmarks import report
     from benchmarks.bounds import judge
 
     report.render(results, Console())
     if json_file is not None:
         text = json.dumps(results.to_json(), indent=1, allow_nan=False) + "\n"
-        _files.replace(json_file, text.encode())
+        files.replace(json_file, text.encode())
     images: list[Path] = []
     if plots is not None:
         from benchmarks.plots import draw
@@ -160,7 +160,7 @@ def _report(results: Results, json_file: str | None, plots: str | None, markdown
         from benchmarks.markdown import page
 
         text = page(results, [os.path.relpath(image, Path(markdown).parent) for image in images])
-        _files.replace(markdown, text.encode())
+        files.replace(markdown, text.encode())
     missed = [v for v in judge(results) if v.holds is False]
     for verdict in missed if check else ():
         click.echo(f"missed: {verdict.sentence}", err=True)

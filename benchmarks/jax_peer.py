@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from attngrad._arrays import NDArray
+from attngrad.core.arrays import NDArray
 from benchmarks.cases import Case, Inputs
 from benchmarks.peers import Peer, Prepared, gradients, second_order
 

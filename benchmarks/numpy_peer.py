@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from attngrad._arrays import NDArray
+from attngrad.core.arrays import NDArray
 from benchmarks.cases import Case, Inputs
 from benchmarks.passes import Arrays
 from benchmarks.peers import Peer, Prepared, gradients

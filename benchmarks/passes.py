@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from attngrad import reference
-from attngrad._arrays import NDArray
+from attngrad.core.arrays import NDArray
 from benchmarks.cases import TANGENTS, Inputs
 
 Arrays = dict[str, NDArray]

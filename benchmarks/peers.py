@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import attngrad
-from attngrad._arrays import NDArray
+from attngrad.core.arrays import NDArray
 from benchmarks.cases import Case, Inputs
 from benchmarks.passes import PASSES, Arrays, Pass, by_name
 

@@ -22,13 +22,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import distributed as dist
-from torch import multiprocessing
-
 import attngrad
+import torch
 from attngrad.distributed import plan, ring_attention, shard
 from attngrad.torch import attention
+from torch import distributed as dist
+from torch import multiprocessing
 
 HEADS, DIM = 4, 64
 

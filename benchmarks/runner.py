@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import TypeVar
 
 import attngrad
-from attngrad._threads import choose_isa
+from attngrad.backends.cpu.threads import choose_isa
 from benchmarks import grid, machine, memory, startup, verify
 from benchmarks.cases import TANGENTS, Case
 from benchmarks.passes import PASSES

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from attngrad._arrays import NDArray
+from attngrad.core.arrays import NDArray
 from attngrad.core.dtypes import BFLOAT16
 from benchmarks.cases import Case, Inputs
 from benchmarks.peers import Peer, Prepared, gradients, second_order

@@ -125,9 +125,10 @@ def torch_buffer(x: Any) -> Buffer:
 
 def torch_eager(attention: Callable[..., Any], features: int = E) -> list[Operation]:
     """Every operation that the backward dispatches."""
-    import torch
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_leaves
+
+    import torch
 
     recorded: list[Operation] = []
     alive: list[Any] = []  # an address must not serve two tensors
@@ -230,12 +231,13 @@ def torch_fused_products() -> tuple[list[str], str]:
 
 def torch_compiled(features: int = E) -> tuple[list[Operation], int, float]:
     """The backward graph as Inductor gets it; arrays of T x S and megabytes as Inductor counts them after fusing."""
-    import torch
     from torch._guards import detect_fake_mode
     from torch._inductor.compile_fx import compile_fx, record_original_output_strides
     from torch._inductor.debug import DebugContext
     from torch._inductor.graph import GraphLowering
     from torch._inductor.virtualized import V
+
+    import torch
 
     found: list[tuple[Any, int, float]] = []
 

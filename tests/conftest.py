@@ -5,7 +5,8 @@ from pathlib import Path
 
 from hypothesis import settings
 
-sys.path.insert(0, str(Path(__file__).parent))
+for folder in ("support", "robustness"):  # what other tests import
+    sys.path.insert(0, str(Path(__file__).parent / folder))
 
 settings.register_profile("attngrad", deadline=None, derandomize=True, max_examples=60)
 settings.load_profile("attngrad")

@@ -1,6 +1,6 @@
 // The passes of float32, float16 and bfloat16 for one instruction set: CMakeLists.txt compiles this once for each.
-#include "kernels.hpp"
-#include "probe.hpp"
+#include "passes/kernels.hpp"
+#include "simd/probe.hpp"
 
 ATTNGRAD_DECLARE_TARGET(ATTNGRAD_ISA)
 

@@ -1,5 +1,5 @@
 // The passes of float64 for one instruction set: CMakeLists.txt compiles this once for each.
-#include "kernels.hpp"
+#include "passes/kernels.hpp"
 
 ATTNGRAD_DECLARE_TARGET(ATTNGRAD_ISA)
 

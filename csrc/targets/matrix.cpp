@@ -1,9 +1,9 @@
 // The passes of 16-bit numbers on matrix tiles, and those of ATTNGRAD_BASE where there are none. CMakeLists.txt compiles
 // this once for each instruction set that has tiles.
-#include "decode.hpp"
-#include "dispatch.hpp"
-#include "matrix_backward.hpp"
-#include "matrix_forward.hpp"
+#include "amx/backward.hpp"
+#include "amx/forward.hpp"
+#include "passes/decode.hpp"
+#include "runtime/dispatch.hpp"
 
 ATTNGRAD_DECLARE_TARGET(ATTNGRAD_BASE)
 ATTNGRAD_DECLARE_TILES(ATTNGRAD_ISA)

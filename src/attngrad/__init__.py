@@ -15,27 +15,27 @@ __version__ = "0.1.0.dev0"
 
 # Where each public name lives; a module is imported when one of its names is first used (PEP 562).
 _HOME = {
-    "attention": "_attention",
-    "vjp": "_attention",
-    "jvp": "_attention",
-    "hvp": "_attention",
-    "jacobian": "_attention",
-    "attention_weights": "_attention",
-    "softmax_jacobian": "_attention",
-    "segments_from_lengths": "_attention",
-    "dropout_mask": "_attention",
-    "FormulaReport": "auditor.formulas",
-    "audit_formula": "auditor.formulas",
-    "Gradients": "_options",
-    "Options": "_options",
-    "Operands": "_options",
+    "attention": "functional",
+    "vjp": "functional",
+    "jvp": "functional",
+    "hvp": "functional",
+    "jacobian": "functional",
+    "attention_weights": "functional",
+    "softmax_jacobian": "functional",
+    "segments_from_lengths": "functional",
+    "dropout_mask": "functional",
+    "FormulaReport": "formulas",
+    "audit_formula": "formulas",
+    "Gradients": "core.options",
+    "Options": "core.options",
+    "Operands": "core.options",
     "MultiHeadAttention": "layers",
     "trace": "explain.trace",
     "Trace": "explain.trace",
     "audit": "auditor.run",
     "AuditReport": "auditor.report",
-    "get_num_threads": "_threads",
-    "set_num_threads": "_threads",
+    "get_num_threads": "backends.cpu.threads",
+    "set_num_threads": "backends.cpu.threads",
 }
 _MODULES = ("errata", "layers", "optim", "reference", "testing")
 # Not in __all__: a star must not import a framework.
@@ -73,7 +73,12 @@ __all__ = [
 
 if TYPE_CHECKING:
     from attngrad import errata, layers, optim, reference, testing
-    from attngrad._attention import (
+    from attngrad.auditor import AuditReport, audit
+    from attngrad.backends.cpu.threads import get_num_threads, set_num_threads
+    from attngrad.core.options import Gradients, Operands, Options
+    from attngrad.explain.trace import Trace, trace
+    from attngrad.formulas import FormulaReport, audit_formula
+    from attngrad.functional import (
         attention,
         attention_weights,
         dropout_mask,
@@ -84,11 +89,6 @@ if TYPE_CHECKING:
         softmax_jacobian,
         vjp,
     )
-    from attngrad._options import Gradients, Operands, Options
-    from attngrad._threads import get_num_threads, set_num_threads
-    from attngrad.auditor import AuditReport, audit
-    from attngrad.auditor.formulas import FormulaReport, audit_formula
-    from attngrad.explain.trace import Trace, trace
     from attngrad.layers import MultiHeadAttention
 
 

@@ -98,7 +98,7 @@ def info() -> None:
 
     import attngrad
     from attngrad import _native
-    from attngrad._threads import choose_isa
+    from attngrad.backends.cpu.threads import choose_isa
 
     choose_isa()
 

@@ -14,11 +14,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from attngrad import _checks
-from attngrad._arrays import NDArray, kind_of
-from attngrad._checks import check_floating, fail
-from attngrad._options import require_numpy
+from attngrad.core import checks
+from attngrad.core.arrays import NDArray, kind_of
+from attngrad.core.checks import check_floating, fail
 from attngrad.core.dtypes import ACCUMULATE
+from attngrad.core.options import require_numpy
 
 __all__ = ["SGD", "Adam", "LossScaler", "Optimizer", "clip_by_global_norm"]
 
@@ -60,7 +60,7 @@ def _require_writable(function: str, argument: str, arrays: Mapping[str, NDArray
 
 def _number(function: str, name: str, x: object, low: float, high: float = math.inf) -> float:
     """A real number in [low, high)."""
-    value = _checks.check_real(function, name, x)
+    value = checks.check_real(function, name, x)
     if not low <= value < high:
         fail(ValueError, function, name, f"be >= {low:g}" if high == math.inf else f"be in [{low:g}, {high:g})", value)
     return value
@@ -156,7 +156,7 @@ class SGD(_InPlace):
     ) -> None:
         super().__init__(params, lr)
         self.momentum = _number(self._name, "momentum", momentum, 0.0)
-        self.nesterov = _checks.check_flag(self._name, "nesterov", nesterov)
+        self.nesterov = checks.check_flag(self._name, "nesterov", nesterov)
         self.weight_decay = _number(self._name, "weight_decay", weight_decay, 0.0)
         if self.nesterov and self.momentum == 0.0:
             fail(ValueError, self._name, "momentum", "be positive where nesterov is True", self.momentum)
@@ -232,7 +232,7 @@ def clip_by_global_norm(grads: Tree, max_norm: float) -> float:
     function = "clip_by_global_norm"
     arrays = _flat(function, "grads", grads)
     if max_norm != math.inf:
-        if _checks.check_real(function, "max_norm", max_norm) <= 0.0:
+        if checks.check_real(function, "max_norm", max_norm) <= 0.0:
             fail(ValueError, function, "max_norm", "be positive", max_norm)
         _require_writable(function, "grads", arrays)
     norm = _norm(arrays)
@@ -268,14 +268,14 @@ class LossScaler:
 
     def __init__(self, scale: float = 2.0**16, growth: float = 2.0, backoff: float = 0.5, interval: int = 2000) -> None:
         name = "LossScaler"
-        self.scale = _checks.check_real(name, "scale", scale)
+        self.scale = checks.check_real(name, "scale", scale)
         if not _SMALLEST <= self.scale <= _LARGEST:
             fail(ValueError, name, "scale", "be in [2**-100, 2**100]", scale)
         self.growth = _number(name, "growth", growth, 1.0)
-        self.backoff = _checks.check_real(name, "backoff", backoff)
+        self.backoff = checks.check_real(name, "backoff", backoff)
         if not 0.0 < self.backoff < 1.0:
             fail(ValueError, name, "backoff", "be in (0, 1)", backoff)
-        self.interval = _checks.check_integer(name, "interval", interval)
+        self.interval = checks.check_integer(name, "interval", interval)
         if self.interval < 1:
             fail(ValueError, name, "interval", "be positive", interval)
         self._good = 0

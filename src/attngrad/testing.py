@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from attngrad import reference
-from attngrad._arrays import NDArray
-from attngrad._options import Gradients, OptionArguments, Tangents
+from attngrad.core.arrays import NDArray
+from attngrad.core.options import Gradients, OptionArguments, Tangents
 
 if TYPE_CHECKING:
     from attngrad.auditor.cases import Case

@@ -14,15 +14,16 @@ from __future__ import annotations
 from typing import Any
 
 try:
-    import torch
-    from torch import Tensor
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
+
+    import torch
+    from torch import Tensor
 except ImportError as error:
     message = "attngrad.transformers: it needs PyTorch and Transformers 5. Run: pip install 'attngrad[transformers]'."
     raise ImportError(message) from error
 
-from attngrad._checks import fail
+from attngrad.core.checks import fail
 from attngrad.torch._attention import attention, autocast
 from attngrad.torch._passes import wide_dtype
 from attngrad.torch._weights import attention_weights

@@ -5,7 +5,7 @@
 
 #include <string_view>
 
-#include "dispatch.hpp"
+#include "runtime/dispatch.hpp"
 
 namespace nb = nanobind;
 

@@ -22,11 +22,11 @@ from typing import Any
 
 import numpy as np
 
-from attngrad._arrays import NDArray
-from attngrad._options import OPTION_NAMES
 from attngrad.auditor.cases import Case
 from attngrad.auditor.pipeline import RESULTS
+from attngrad.core.arrays import NDArray
 from attngrad.core.dtypes import KERNEL_DTYPES
+from attngrad.core.options import OPTION_NAMES
 
 _NAMES = {
     "q": ("q", "query", "queries"),

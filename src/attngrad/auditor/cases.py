@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from attngrad._arrays import NDArray
-from attngrad._checks import fail
-from attngrad._options import OPTION_NAMES, bind
+from attngrad.core.arrays import NDArray
+from attngrad.core.checks import fail
 from attngrad.core.dtypes import KERNEL_DTYPES
+from attngrad.core.options import OPTION_NAMES, bind
 
 Rng = np.random.Generator
 

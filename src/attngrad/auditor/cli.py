@@ -96,8 +96,8 @@ def command(
     report = run_in_child({"target": target, "framework": framework, "memory": memory, "keywords": keywords})
     from rich.console import Console
 
-    from attngrad import _files
     from attngrad.auditor.terminal import render
+    from attngrad.core import files
 
     if json_file == "-":
         click.echo(report.to_json())
@@ -105,9 +105,9 @@ def command(
         render(report, Console(highlight=False))
     try:
         if json_file not in (None, "-"):
-            _files.replace(str(json_file), (report.to_json() + "\n").encode())
+            files.replace(str(json_file), (report.to_json() + "\n").encode())
         if html_file is not None:
-            _files.replace(html_file, report.to_html().encode())
+            files.replace(html_file, report.to_html().encode())
     except OSError as error:
         click.echo(f"Error: audit: {error.filename}: {error.strerror}.", err=True)
         raise SystemExit(2) from error
@@ -125,7 +125,7 @@ def _check_folder(option: str, file: str | None) -> None:
 
 def _audit_formula(context: click.Context, formula: str, json_file: str | None) -> NoReturn:
     """Judge a formula; of the other options only ``--json -`` has a meaning."""
-    from attngrad.auditor.formulas import cli
+    from attngrad.formulas import cli
 
     given = [
         p.opts[0]

@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from attngrad._arrays import NDArray
 from attngrad.auditor.budget import Budget
 from attngrad.auditor.mistakes import Mistake, Variant, catalogue
 from attngrad.auditor.pipeline import RESULTS, SECOND, TANGENT, Pipeline, Undefined, affected
 from attngrad.auditor.rounding import ENTRYWISE, EntryErrors
 from attngrad.auditor.truth import LONG, Judgement, Truth, epsilon
+from attngrad.core.arrays import NDArray
 from attngrad.testing import rms_error, rounding_bound
 
 Named = tuple[Mistake, Variant]

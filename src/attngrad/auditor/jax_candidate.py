@@ -59,8 +59,9 @@ def _compiled(mode: Callable[..., dict[str, Any]], fn: Any, static: tuple[tuple[
 
 def _caller(mode: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
     def call(fn: Any, given: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
-        import jax
         import jax.numpy as jnp
+
+        import jax
 
         with _x64():
             x = {name: jnp.asarray(value) for name, value in given.items()}

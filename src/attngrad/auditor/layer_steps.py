@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from attngrad._dense import matmul, transpose
 from attngrad.auditor.pipeline import Pipeline, Undefined, layer_step
+from attngrad.reference.dense import matmul, transpose
 
 
 def split_heads(x: Any, heads: int) -> Any:

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from attngrad._arrays import NDArray
 from attngrad.auditor.candidate import Caller
 from attngrad.auditor.cases import Case, Dims
+from attngrad.core.arrays import NDArray
 
 LEARNING_RATE = 0.25
 """Large, so that an update that comes too early shows."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from attngrad._options import OPTION_NAMES
+from attngrad.core.options import OPTION_NAMES
 
 Step = Callable[["Pipeline"], Any]
 Override = Callable[["Pipeline", Callable[[], Any]], Any]

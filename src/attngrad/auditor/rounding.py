@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from attngrad._dense import per_key_head, per_query_head, sum_to
 from attngrad.auditor.layer_steps import merge_heads, split_heads
 from attngrad.auditor.pipeline import Pipeline, Undefined
 from attngrad.reference import SoftCap
+from attngrad.reference.dense import per_key_head, per_query_head, sum_to
 
 
 def _t(x: Any) -> Any:

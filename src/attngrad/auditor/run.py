@@ -8,9 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from attngrad._arrays import kind_of
-from attngrad._checks import check_real, fail
-from attngrad._options import OPTION_NAMES
 from attngrad.auditor import objects
 from attngrad.auditor.budget import LIMITS, Budget, Limits
 from attngrad.auditor.candidate import LAYER_ARGUMENTS, BadCandidate, Call, Caller, attention_caller, layer_caller
@@ -23,7 +20,10 @@ from attngrad.auditor.pipeline import RESULTS
 from attngrad.auditor.report import AuditReport, Explained, Finding, Heat, Stage, symbol
 from attngrad.auditor.shrink import as_code, shrink
 from attngrad.auditor.truth import LONG, Truth
+from attngrad.core.arrays import kind_of
+from attngrad.core.checks import check_real, fail
 from attngrad.core.dtypes import KERNEL_DTYPES
+from attngrad.core.options import OPTION_NAMES
 
 Progress = Callable[[int, int, str], None]
 LEVELS = ("attention", "layer")

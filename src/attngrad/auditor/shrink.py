@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from attngrad._arrays import NDArray
-from attngrad._options import OPTION_NAMES
 from attngrad.auditor.budget import Budget
 from attngrad.auditor.cases import Case, Dims
+from attngrad.core.arrays import NDArray
+from attngrad.core.options import OPTION_NAMES
 
 _AXES = {
     "q": ("b", "hq", "t", "d"),

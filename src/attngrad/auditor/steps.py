@@ -7,7 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from attngrad._dense import (
+from attngrad.auditor.pipeline import Pipeline, attention_step
+from attngrad.core.options import Operands, Options
+from attngrad.reference import SoftCap
+from attngrad.reference.dense import (
     drop,
     keep_factor,
     matmul,
@@ -20,9 +23,6 @@ from attngrad._dense import (
     visibility,
     zero_hidden,
 )
-from attngrad._options import Operands, Options
-from attngrad.auditor.pipeline import Pipeline, attention_step
-from attngrad.reference import SoftCap
 
 # --- forward ---------------------------------------------------------------------------------------------------------
 

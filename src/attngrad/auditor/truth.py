@@ -25,11 +25,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from attngrad._arrays import NDArray
-from attngrad._dense import matmul, rowsum, transpose, zero_hidden
 from attngrad.auditor.cases import Case
 from attngrad.auditor.pipeline import SECOND, TANGENT, Override, Pipeline, Undefined
 from attngrad.auditor.rounding import ENTRYWISE, EntryErrors, TermErrors
+from attngrad.core.arrays import NDArray
+from attngrad.reference.dense import matmul, rowsum, transpose, zero_hidden
 from attngrad.testing import rms_error, rounding_bound
 
 LONG = np.dtype(np.longdouble)

@@ -9,7 +9,7 @@ import numpy as np
 
 
 class Dtype(NamedTuple):
-    """One dtype of the kernels: its name in NumPy, torch and JAX; its number in csrc/problem.hpp; its tag in files."""
+    """One dtype of the kernels: its name in NumPy, torch and JAX; its number in problem.hpp; its tag in files."""
 
     name: str
     code: int

@@ -7,20 +7,20 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn, Unpack
 
 import numpy as np
-import torch
-from torch import Tensor
 from torch.autograd import forward_ad
 
-from attngrad._arrays import Array
-from attngrad._checks import check_integer, fail
-from attngrad._kernels import Saved
-from attngrad._options import Operands, OptionArguments, Options, Tangents, bind, reject_unknown
+import torch
+from attngrad.backends.cpu.kernels import Saved
+from attngrad.core.arrays import Array
+from attngrad.core.checks import check_integer, fail
+from attngrad.core.options import Operands, OptionArguments, Options, Tangents, bind, reject_unknown
 from attngrad.distributed import _ring
 from attngrad.distributed._agreement import Record, agree, failed
 from attngrad.distributed._layout import Layout, check_layout
 from attngrad.distributed._transport import TIMEOUT, Ring, check_timeout, find_group
 from attngrad.torch._functions import recorded, transforms_active
 from attngrad.torch._passes import check_segments, check_tensor, to_array, to_tensor
+from torch import Tensor
 
 NAME = "ring_attention"
 

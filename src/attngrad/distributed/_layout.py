@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from attngrad._arrays import kind_of
-from attngrad._checks import fail
+from attngrad.core.arrays import kind_of
+from attngrad.core.checks import fail
 
 LAYOUTS = ("zigzag", "contiguous")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from attngrad._checks import check_flag, check_integer, check_real, fail
+from attngrad.core.checks import check_flag, check_integer, check_real, fail
 from attngrad.distributed._travel import TILE, pieces
 
 

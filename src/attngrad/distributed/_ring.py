@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from attngrad import _kernels
-from attngrad._arrays import Array
-from attngrad._kernels import Saved
-from attngrad._options import Gradients, Operands, Options, Tangents
+from attngrad.backends.cpu import kernels
+from attngrad.backends.cpu.kernels import Saved
+from attngrad.core.arrays import Array
 from attngrad.core.dtypes import ACCUMULATE
+from attngrad.core.options import Gradients, Operands, Options, Tangents
 from attngrad.distributed import _travel
 from attngrad.distributed._layout import Layout, Run
 from attngrad.distributed._transport import Ring
@@ -139,7 +139,7 @@ def forward(ring: Ring, job: Job, x: Operands) -> tuple[Array, Array, Saved]:
     for ring.step in range(1, route.steps + 1):
         ring.start(*keys.depart())
         for tile in job.tiles(x, ring.rank, keys.runs):
-            _, _, part = _kernels.forward_saving(_operands(x, tile, keys.here), job.options)
+            _, _, part = kernels.forward_saving(_operands(x, tile, keys.here), job.options)
             total.add(tile.rows.here, part)
         ring.wait()
         keys.arrive()
@@ -219,7 +219,7 @@ def backward(ring: Ring, job: Job, x: Operands, saved: Saved, dout: Array | None
                 rows = tile.rows.here
                 # in a row that saw nothing, inverse = 0: there the kernels give zero
                 of_rows = _of_rows(saved, rows)
-            g = _kernels.backward(
+            g = kernels.backward(
                 _operands(x, tile, keys.here),
                 job.options,
                 of_rows,
@@ -283,7 +283,7 @@ def tangent(ring: Ring, job: Job, x: Operands, t: Tangents) -> tuple[Array, Arra
                 None if v_dot is None else wide(v_dot[..., columns, :]),
                 None if t.bias is None else wide(t.bias[_slice(t.bias, tile)]),
             )
-            total.add(rows, *_kernels.forward_tangent(_operands(x, tile, keys.here), job.options, moved))
+            total.add(rows, *kernels.forward_tangent(_operands(x, tile, keys.here), job.options, moved))
         ring.wait()
         keys.arrive()
     with np.errstate(over="ignore"):

@@ -17,12 +17,12 @@ from datetime import timedelta
 from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
 
-import torch
-from torch import Tensor
-from torch import distributed as dist
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
-from attngrad._checks import check_real, fail
+import torch
+from attngrad.core.checks import check_real, fail
+from torch import Tensor
+from torch import distributed as dist
 
 TIMEOUT = 60.0
 """Seconds that a wait may take, unless the caller says otherwise."""

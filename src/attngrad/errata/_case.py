@@ -1,6 +1,6 @@
 """What the claims are judged on beside one head: the layer of the NumPy code, and that of the trace derivation.
 
-One head, the complex step and the sizes are those of ``attngrad.auditor.formulas.case``. Letters: T queries, S keys, D
+One head, the complex step and the sizes are those of ``attngrad.formulas.case``. Letters: T queries, S keys, D
 features of q and k, E of v, B batch, H heads, M features of the layer.
 """
 
@@ -11,9 +11,8 @@ from functools import cached_property
 
 import numpy as np
 
-from attngrad._arrays import Array
-from attngrad._forms import block_diagonal, reciprocal, selector
-from attngrad.auditor.formulas.case import (
+from attngrad.core.arrays import Array
+from attngrad.formulas.case import (
     AWKWARD,
     SQUARE,
     Head,
@@ -26,6 +25,7 @@ from attngrad.auditor.formulas.case import (
     softmax,
     t,
 )
+from attngrad.reference.forms import block_diagonal, reciprocal, selector
 
 __all__ = [
     "AWKWARD",

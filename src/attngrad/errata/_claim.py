@@ -10,12 +10,12 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from attngrad._arrays import Array
-from attngrad.auditor.formulas.evaluate import each_side
-from attngrad.auditor.formulas.parser import parse
-from attngrad.auditor.formulas.report import figure
-from attngrad.auditor.formulas.values import HeadValues
+from attngrad.core.arrays import Array
 from attngrad.errata._case import AWKWARD, SQUARE, Head, Sizes
+from attngrad.formulas.evaluate import each_side
+from attngrad.formulas.parser import parse
+from attngrad.formulas.report import figure
+from attngrad.formulas.values import HeadValues
 
 C = TypeVar("C")
 Value = Array | tuple[Array, ...]

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from attngrad._arrays import Array
-from attngrad.auditor.formulas.report import figure
+from attngrad.core.arrays import Array
 from attngrad.errata._case import AWKWARD, Layer, attend, complex_step, softmax, t
 from attngrad.errata._claim import Cases, Claim, Entry, Finding, entry, relative_error
 from attngrad.errata._self_attention import mean_ds, right_ds
+from attngrad.formulas.report import figure
 
 LEARNING_RATE = 0.001
 

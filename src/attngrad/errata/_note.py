@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from attngrad._arrays import Array
-from attngrad.auditor.formulas.report import figure
+from attngrad.core.arrays import Array
 from attngrad.errata._case import Head, complex_step, softmax
 from attngrad.errata._claim import Entry, Formula, entry, formula, relative_error
+from attngrad.formulas.report import figure
 
 BEFORE_SCALE = ("the scores before scale and softmax", "A = softmax(Q K^T / sqrt(d))")
 """Of a Q K^T that is called the scores, and to which the softmax is then applied."""

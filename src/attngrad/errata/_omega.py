@@ -10,10 +10,10 @@ from __future__ import annotations
 import numpy as np
 
 from attngrad import reference
-from attngrad._arrays import Array
-from attngrad.auditor.formulas.report import figure
+from attngrad.core.arrays import Array
 from attngrad.errata._case import Head, along
 from attngrad.errata._claim import Claim, Entry, Formula, entry, formula, relative_error
+from attngrad.formulas.report import figure
 
 BOXED = (
     r"d_Q \sL(\theta) \equiv \Omega(\theta) K, d_K \sL(\theta) \equiv \Omega(\theta)^t Q, "

@@ -6,9 +6,9 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from attngrad.auditor.formulas.report import figure
 from attngrad.errata._claim import TOLERANCE, Result
 from attngrad.explain.marks import mark, print_hanging
+from attngrad.formulas.report import figure
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from attngrad._arrays import Array
-from attngrad.auditor.formulas.report import figure
+from attngrad.core.arrays import Array
 from attngrad.errata._case import Head, Projected, complex_step, rowsum, softmax
 from attngrad.errata._claim import Claim, Entry, Formula, Reading, entry, formula, relative_error
 from attngrad.errata._note import BEFORE_SCALE
+from attngrad.formulas.report import figure
 
 # --- the gradient at the scores, in three forms ----------------------------------------------------------------------
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from attngrad._arrays import Array
-from attngrad._forms import block_diagonal, reciprocal
-from attngrad.auditor.formulas.report import figure
+from attngrad.core.arrays import Array
 from attngrad.errata._case import Blocks, along, complex_step, softmax, t
 from attngrad.errata._claim import Claim, Entry, Reading, entry, relative_error
+from attngrad.formulas.report import figure
+from attngrad.reference.forms import block_diagonal, reciprocal
 
 # G = df/dX at the layer's output X; A = (A_1, ..., A_H) the scores (the document also uses the letter for
 # (S_1 V, ..., S_H V)); S their softmax; U = Upsilon(exp(A) 1), one over the row sums; gamma = 1/sqrt(d_k).

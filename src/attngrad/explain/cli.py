@@ -131,7 +131,7 @@ def _run(given: dict[str, Any]) -> None:
 
         output = str(Path(tempfile.mkdtemp(prefix="attngrad-")) / "attngrad.html")
     if output is not None:
-        from attngrad._files import replace
+        from attngrad.core.files import replace
 
         replace(output, files.text(trace, form, **place).encode())
         click.echo(f"wrote {output}", err=True)

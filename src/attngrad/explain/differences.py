@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attngrad import reference
-from attngrad._arrays import NDArray
-from attngrad._checks import fail
-from attngrad._dense import drop
-from attngrad._linear import affine, merge, split
-from attngrad._options import Operands, Tangents
+from attngrad.core.arrays import NDArray
+from attngrad.core.checks import fail
+from attngrad.core.options import Operands, Tangents
 from attngrad.explain.invariants import tangents_of
+from attngrad.layers.linear import affine, merge, split
+from attngrad.reference.dense import drop
 
 if TYPE_CHECKING:
     from attngrad.explain.trace import Trace

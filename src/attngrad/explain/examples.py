@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from attngrad._arrays import NDArray
+from attngrad.core.arrays import NDArray
 from attngrad.explain.trace import Trace, trace
 
 TOKENS = "the cat sat down"

@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attngrad._checks import fail
-from attngrad._files import FilePath, replace
+from attngrad.core.checks import fail
+from attngrad.core.files import FilePath, replace
 
 if TYPE_CHECKING:
     from attngrad.explain.trace import Trace

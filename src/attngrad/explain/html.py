@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attngrad._arrays import NDArray
-from attngrad._dense import visibility
+from attngrad.core.arrays import NDArray
 from attngrad.explain.rules import RULES
 from attngrad.explain.windows import check_place
+from attngrad.reference.dense import visibility
 
 if TYPE_CHECKING:
     from attngrad.explain.trace import Trace

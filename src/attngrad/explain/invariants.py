@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from attngrad import reference
-from attngrad._arrays import NDArray
-from attngrad._options import Tangents
+from attngrad.core.arrays import NDArray
+from attngrad.core.options import Tangents
 
 if TYPE_CHECKING:
     from attngrad.explain.trace import Trace

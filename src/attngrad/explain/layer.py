@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attngrad._arrays import NDArray
-from attngrad._linear import affine, affine_vjp, merge, split
-from attngrad._options import OptionArguments, bind
-from attngrad._rope import Rotation, rotation
+from attngrad.core.arrays import NDArray
+from attngrad.core.options import OptionArguments, bind
 from attngrad.explain.rules import RULES, Rule, resolve
 from attngrad.explain.trace import Tokens, Trace, compute, widen
+from attngrad.layers.linear import affine, affine_vjp, merge, split
+from attngrad.layers.rope import Rotation, rotation
 
 if TYPE_CHECKING:
-    from attngrad._layer_checks import Call
     from attngrad.layers import MultiHeadAttention
+    from attngrad.layers.checks import Call
 
 
 _INPUT = {"query": "X", "key": "X_k", "value": "X_v"}

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attngrad._arrays import NDArray
-from attngrad._options import Operands, Options, bind
+from attngrad.core.arrays import NDArray
+from attngrad.core.options import Operands, Options, bind
 from attngrad.explain.invariants import Invariant
 from attngrad.explain.rules import RULES, STAGES, Rule
 

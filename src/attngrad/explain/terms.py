@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from attngrad._arrays import NDArray
+from attngrad.core.arrays import NDArray
 from attngrad.explain.rules import KEY_SIDE, Rule, is_flat
 
 OUTER = ("scale", "log", "exp")

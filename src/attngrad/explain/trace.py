@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 import numpy as np
 
 from attngrad import reference
-from attngrad._arrays import NDArray, kind_of
-from attngrad._checks import check_integer, fail
-from attngrad._dense import fill_zeros, visibility, zeros_if_none
-from attngrad._options import (
+from attngrad.core.arrays import NDArray, kind_of
+from attngrad.core.checks import check_integer, fail
+from attngrad.core.options import (
     Operands,
     OptionArguments,
     Options,
@@ -28,6 +27,7 @@ from attngrad.explain import invariants
 from attngrad.explain.invariants import Invariant
 from attngrad.explain.rules import KEY_SIDE, RULES, Rule, is_flat, resolve
 from attngrad.explain.terms import Cells, Explanation, expand
+from attngrad.reference.dense import fill_zeros, visibility, zeros_if_none
 
 if TYPE_CHECKING:
     from os import PathLike

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from attngrad._arrays import NDArray
-from attngrad._checks import check_integer, fail
+from attngrad.core.arrays import NDArray
+from attngrad.core.checks import check_integer, fail
 from attngrad.explain.rules import KEY_SIDE, is_flat
 from attngrad.explain.terms import ZERO_WHERE_HIDDEN
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Unpack
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
-from attngrad._arrays import Array, kind_of
-from attngrad._checks import check_flag, fail, plain, refuse_masked
-from attngrad._options import OptionArguments, bind, reject_unknown
+import jax
+from attngrad.core.arrays import Array, kind_of
+from attngrad.core.checks import check_flag, fail, plain, refuse_masked
+from attngrad.core.options import OptionArguments, bind, reject_unknown
 from attngrad.jax._passes import INPUTS, Call
 from attngrad.jax._primitives import attention_p
 

@@ -16,12 +16,12 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 from jaxlib.version import __version__ as jaxlib_version
 
-from attngrad._checks import fail
-from attngrad._options import Options
+import jax
+from attngrad.core.checks import fail
+from attngrad.core.options import Options
 from attngrad.jax import _passes
 from attngrad.jax._passes import Call
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from attngrad import _kernels
-from attngrad._arrays import Array
-from attngrad._options import Gradients, Operands, Options, Tangents
+from attngrad.backends.cpu import kernels
+from attngrad.core.arrays import Array
 from attngrad.core.dtypes import ACCUMULATE
+from attngrad.core.options import Gradients, Operands, Options, Tangents
 
 DIFFERENTIABLE = ("q", "k", "v", "bias", "sinks")
 INPUTS = (*DIFFERENTIABLE, "mask", "q_segments", "k_segments", "offset", "seed")
@@ -53,23 +53,23 @@ def attention(*arrays: Array, call: Call, saving: bool, into: Sequence[Array]) -
     """``out, lse``, and what the backward pass needs where ``saving``: ``out`` itself where it is wide enough."""
     x, o, _ = _bind(call, arrays)
     if not saving:
-        _kernels.forward(x, o, into)
+        kernels.forward(x, o, into)
     else:
-        _kernels.forward_saving(x, o, into if len(into) == 5 else (*into[:2], into[0], *into[2:]))
+        kernels.forward_saving(x, o, into if len(into) == 5 else (*into[:2], into[0], *into[2:]))
 
 
 def gradient(*arrays: Array, call: Call, cotangents: tuple[str, ...], into: Sequence[Array]) -> None:
     """The gradients of the given inputs."""
     x, o, rest = _bind(call, arrays)
-    saved = _kernels.Saved(*map(np.ascontiguousarray, rest[:3]))
+    saved = kernels.Saved(*map(np.ascontiguousarray, rest[:3]))
     c = dict(zip(cotangents, rest[3:], strict=True))
-    _write(into, _kernels.backward(x, o, saved, c.get("dout"), c.get("dlse"), into=into[:3]))
+    _write(into, kernels.backward(x, o, saved, c.get("dout"), c.get("dlse"), into=into[:3]))
 
 
 def tangent(*arrays: Array, call: Call, tangents: tuple[str, ...], into: Sequence[Array]) -> None:
     """``out_dot, lse_dot`` along the tangents of the inputs that ``tangents`` names."""
     x, o, rest = _bind(call, arrays)
-    _kernels.forward_tangent(x, o, Tangents(**dict(zip(tangents, rest[3:], strict=True))), into)
+    kernels.forward_tangent(x, o, Tangents(**dict(zip(tangents, rest[3:], strict=True))), into)
 
 
 def hvp(
@@ -79,7 +79,7 @@ def hvp(
     x, o, rest = _bind(call, arrays)
     t = Tangents(**dict(zip(tangents, rest, strict=False)))
     c = dict(zip(cotangents, rest[len(tangents) :], strict=True))
-    _, grads_dot = _kernels.backward_tangent(x, o, t, c.get("dout"), None, c.get("dlse"))
+    _, grads_dot = kernels.backward_tangent(x, o, t, c.get("dout"), None, c.get("dlse"))
     _write(into, grads_dot)
 
 

@@ -21,13 +21,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import ShapedArray
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+import jax
 from attngrad.jax import _passes
 from attngrad.jax._ffi import lowering
 from attngrad.jax._passes import SAVED, Call, lse_dtype

@@ -6,14 +6,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, Unpack, overload
 
-import torch
-from torch import Tensor
 from torch.nn import functional
 
-from attngrad._checks import check_flag, check_integer, fail
-from attngrad._options import OPTION_NAMES, OptionArguments, Options, ScoreArguments, check_magnitudes, reject_unknown
+import torch
+from attngrad.core.checks import check_flag, check_integer, fail
+from attngrad.core.options import (
+    OPTION_NAMES,
+    OptionArguments,
+    Options,
+    ScoreArguments,
+    check_magnitudes,
+    reject_unknown,
+)
 from attngrad.torch import _functions, _ops, _passes, _plain
 from attngrad.torch._passes import Inputs
+from torch import Tensor
 
 SDPA_OPTIONS = (
     *("attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa"),

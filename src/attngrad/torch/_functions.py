@@ -21,13 +21,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-import torch
-from torch import Tensor
 from torch.autograd import forward_ad
 
-from attngrad._options import Operands, Options
+import torch
+from attngrad.core.options import Operands, Options
 from attngrad.torch import _passes
 from attngrad.torch._passes import Inputs
+from torch import Tensor
 
 N_INPUTS = len(Inputs._fields)
 N_DIFFERENTIABLE = 5

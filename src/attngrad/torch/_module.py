@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-from torch import Tensor, nn
 from torch.nn import functional
 
-from attngrad._checks import fail
+import torch
+from attngrad.core.checks import fail
 from attngrad.torch import _passes
 from attngrad.torch._attention import attention
 from attngrad.torch._weights import attention_weights
+from torch import Tensor, nn
 
 _NAME = "MultiheadAttention"
 

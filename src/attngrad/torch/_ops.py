@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-from torch import Tensor
 from torch.autograd import forward_ad
 
-from attngrad._options import Options
+import torch
+from attngrad.core.options import Options
 from attngrad.torch import _functions, _passes
 from attngrad.torch._functions import N_DIFFERENTIABLE
 from attngrad.torch._passes import Inputs
+from torch import Tensor
 
 _ARGUMENTS = (
     "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? sinks, Tensor? mask, Tensor? q_segments, Tensor? k_segments, "

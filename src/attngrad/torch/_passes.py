@@ -14,14 +14,14 @@ from itertools import compress
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from attngrad import _kernels
-from attngrad._arrays import Array, kind_of
-from attngrad._checks import fail
-from attngrad._options import Gradients, Operands, Options, Tangents, bind, check_dropout, check_magnitudes
+import torch
+from attngrad.backends.cpu import kernels
+from attngrad.core.arrays import Array, kind_of
+from attngrad.core.checks import fail
 from attngrad.core.dtypes import BFLOAT16, SENTENCE, TABLE
+from attngrad.core.options import Gradients, Operands, Options, Tangents, bind, check_dropout, check_magnitudes
+from torch import Tensor
 
 _COMPUTED: dict[torch.dtype, torch.dtype] = {getattr(torch, d.name): getattr(torch, d.compute.name) for d in TABLE}
 
@@ -177,13 +177,13 @@ def _checked(function: str, x: Inputs, o: Options) -> tuple[Operands, Options]:
 
 def forward(x: Inputs, o: Options) -> tuple[Tensor, Tensor]:
     """``out, lse``; checks what it is given."""
-    out, lse = _kernels.forward(*_checked("attention", x, o))
+    out, lse = kernels.forward(*_checked("attention", x, o))
     return to_tensor(out), to_tensor(lse)
 
 
 def forward_saving(x: Inputs, o: Options) -> tuple[Tensor, ...]:
     """``out, lse``, and the three tensors that ``backward`` needs; checks what it is given."""
-    out, lse, saved = _kernels.forward_saving(*_checked("attention", x, o))
+    out, lse, saved = kernels.forward_saving(*_checked("attention", x, o))
     return to_tensor(out), to_tensor(lse), *map(to_tensor, saved)
 
 
@@ -192,19 +192,19 @@ class Kept(NamedTuple):
 
     operands: Operands
     options: Options
-    saved: _kernels.Saved
+    saved: kernels.Saved
 
     def backward(self, dout: Tensor | None, dlse: Tensor | None, wanted: Sequence[bool]) -> tuple[Tensor | None, ...]:
         """The five gradients, None for an input that is not given or whose gradient is not ``wanted``."""
         wrt = tuple(compress(Gradients._fields, wanted))
-        grads = _kernels.backward(*self, to_array(dout), to_array(dlse), wrt=wrt)
+        grads = kernels.backward(*self, to_array(dout), to_array(dlse), wrt=wrt)
         return tuple(None if g is None else to_tensor(g) for g in grads)
 
 
 def forward_keeping(x: Inputs, o: Options) -> tuple[Tensor, Tensor, Kept]:
     """``out, lse``, and all that the backward pass needs; checks what it is given."""
     operands, o = _checked("attention", x, o)
-    out, lse, saved = _kernels.forward_saving(operands, o)
+    out, lse, saved = kernels.forward_saving(operands, o)
     return to_tensor(out), to_tensor(lse), Kept(operands, o, saved)
 
 
@@ -214,18 +214,18 @@ def backward(
     """The gradients of the inputs that are given, of <dout, out> + <dlse, lse>."""
     if saved[0] is None:
         saved = forward_saving(x, o)[2:]
-    kept = _kernels.Saved(*(y.numpy(force=True) for y in saved))
+    kept = kernels.Saved(*(y.numpy(force=True) for y in saved))
     if not (kept.out.flags.c_contiguous and kept.top.flags.c_contiguous and kept.inverse.flags.c_contiguous):
-        kept = _kernels.Saved(*map(np.ascontiguousarray, kept))  # vmap may have expanded them
+        kept = kernels.Saved(*map(np.ascontiguousarray, kept))  # vmap may have expanded them
     operands, o = _checked("attention", x, o)  # again: .data of an input may have been replaced since
     if kept.out.shape != operands.out_shape:
         refuse_replaced()
-    return _given(_kernels.backward(operands, o, kept, to_array(dout), to_array(dlse)))
+    return _given(kernels.backward(operands, o, kept, to_array(dout), to_array(dlse)))
 
 
 def forward_tangent(x: Inputs, o: Options, t: Sequence[Tensor | None]) -> tuple[Tensor, Tensor]:
     """``out_dot, lse_dot`` along ``t``, the tangents of the five differentiable inputs."""
-    _, _, out_dot, lse_dot = _kernels.forward_tangent(*_operands(x, o), Tangents(*map(to_array, t)))
+    _, _, out_dot, lse_dot = kernels.forward_tangent(*_operands(x, o), Tangents(*map(to_array, t)))
     return to_tensor(out_dot).to(x.q.dtype), to_tensor(lse_dot)
 
 
@@ -234,7 +234,7 @@ def backward_tangent(
 ) -> tuple[Tensor, ...]:
     """The gradients, then their tangents along ``t``; ``cotangents`` are dout, dlse, dout_dot, dlse_dot."""
     dout, dlse, dout_dot, dlse_dot = map(to_array, cotangents)
-    grads, grads_dot = _kernels.backward_tangent(
+    grads, grads_dot = kernels.backward_tangent(
         *_operands(x, o), Tangents(*map(to_array, t)), dout, dout_dot, dlse, dlse_dot
     )
     return *_given(grads), *_given(grads_dot)

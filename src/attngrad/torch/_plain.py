@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
 from torch.nn import Parameter
 
+import torch
 from attngrad import _native
-from attngrad._options import Options
 from attngrad.core.dtypes import TABLE
+from attngrad.core.options import Options
 from attngrad.torch import _functions, _passes
 from attngrad.torch._passes import Inputs
+from torch import Tensor
 
 _KINDS = {getattr(torch, d.name): d.code for d in TABLE}
 COMPUTED = {d.code: d.compute for d in TABLE}

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any, Unpack
 
 import torch
-from torch import Tensor
-
-from attngrad._dense import visibility
-from attngrad._options import Operands, OptionArguments, Options, reject_unknown
-from attngrad._philox import keep_mask
+from attngrad.core.options import Operands, OptionArguments, Options, reject_unknown
+from attngrad.core.philox import keep_mask
 from attngrad.reference import SoftCap
+from attngrad.reference.dense import visibility
 from attngrad.torch import _passes
 from attngrad.torch._attention import attention
+from torch import Tensor
 
 
 def attention_weights(q: Tensor, k: Tensor, lse: Tensor | None = None, **options: Unpack[OptionArguments]) -> Tensor:

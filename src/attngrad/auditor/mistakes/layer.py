@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from attngrad._dense import matmul, transpose
 from attngrad.auditor.layer_steps import outer, per_token
 from attngrad.auditor.mistakes._entry import Mistake, Variant, need, only, way
 from attngrad.auditor.pipeline import Pipeline
+from attngrad.reference.dense import matmul, transpose
 
 Base = Callable[[], Any]
 _PARTS = {

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from attngrad._dense import rowsum, zero_hidden
 from attngrad.auditor.mistakes._entry import Mistake, Variant, Wild, need, way
 from attngrad.auditor.pipeline import Override, Pipeline
 from attngrad.auditor.steps import exponentials, keep_with, softmax, visible_with
+from attngrad.reference.dense import rowsum, zero_hidden
 
 Base = Callable[[], Any]
 

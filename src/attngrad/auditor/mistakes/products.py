@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from attngrad._dense import drop, matmul, transpose
 from attngrad.auditor.mistakes._entry import Mistake, need, only, way
 from attngrad.auditor.pipeline import Pipeline
+from attngrad.reference.dense import drop, matmul, transpose
 
 Base = Callable[[], Any]
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from attngrad._dense import matmul, rowsum, transpose, zero_hidden
 from attngrad.auditor.mistakes._entry import Mistake, Variant, Wild, need, only, way
 from attngrad.auditor.pipeline import Pipeline
+from attngrad.reference.dense import matmul, rowsum, transpose, zero_hidden
 
 Base = Callable[[], Any]
 _RIGHT = "dS = A o (dA - rowsum(A o dA))"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from attngrad._dense import drop, matmul, per_key_head, per_query_head, transpose, zero_hidden
 from attngrad.auditor.mistakes._entry import Mistake, only, way
 from attngrad.auditor.pipeline import Pipeline
 from attngrad.reference import SoftCap
+from attngrad.reference.dense import drop, matmul, per_key_head, per_query_head, transpose, zero_hidden
 
 Base = Callable[[], Any]
 

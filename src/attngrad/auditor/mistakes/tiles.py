@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from attngrad._dense import matmul, rowsum, transpose, zero_hidden
 from attngrad.auditor.mistakes._entry import Mistake, Variant, Wild, need, way
 from attngrad.auditor.pipeline import Pipeline
+from attngrad.reference.dense import matmul, rowsum, transpose, zero_hidden
 
 Base = Callable[[], Any]
 TILES = (2, 3, 4, 8, 16, 32, 64, 128)

@@ -1,0 +1,307 @@
+// The forward pass: online softmax over tiles of keys, queries in the lanes, scores kept transposed.
+//
+//     z = scale q k^T (F1); s = cap(z) + bias, masked (F2); lse (F3); p = exp(s - lse) (F4); out = (p o M) v (F5)
+#pragma once
+
+#include <vector>
+
+#include "runtime/thread_pool.hpp"
+#include "tile/key_tile.hpp"
+
+namespace attngrad::ATTNGRAD_ISA {
+
+// A vector of rows of q (or dout): where they lie, if they are of the compute type, whole vectors and of one head; else a
+// copy in `rows` [W][columns].
+template <class T>
+inline VectorOfRows<T> gather_rows(Type type, const Rows& x, const Block<T>& q, int lane, long length, T* rows) {
+    const long columns = padded<T>(length);
+    const int count = std::min(lanes<T>, q.count - lane);
+    if (type == compute_type<T> && columns == length && q.head[lane] == q.head[lane + count - 1])
+        return {row_of<T>(x, q.b, q.head[lane], q.row[lane]), x.row, count};
+    for (int i = 0, end; i < count; i = end) {  // the rows of one head at a time
+        for (end = i + 1; end < count && q.head[lane + end] == q.head[lane + i];) ++end;
+        widen_rows<T>(type, row_of(x, type, q.b, q.head[lane + i], q.row[lane + i]), x.row, end - i, length, columns,
+                      rows + i * columns);
+    }
+    return {rows, columns, count};
+}
+
+// q transposed into the lanes: out[d][lane] = factor * q[lane][d].
+template <class T>
+inline void pack_lanes(Type type, const Rows& x, const Block<T>& q, long length, T factor, T* rows, T* out) {
+    for (int lane = 0; lane < q.width; lane += lanes<T>)
+        transpose_in<T>(gather_rows<T>(type, x, q, lane, length, rows), padded<T>(length), out + lane, block<T>, factor);
+}
+
+// Sums of a block, a row of whole vectors for each lane, to rows of an array (B, Hq, T, length), times factor[lane].
+template <class T>
+inline void write_rows(const T* sums, const T* factor, const Problem& p, const Block<T>& q, long length, void* out,
+                       void* wide) {
+    const std::int64_t first = q.index(p, 0) * length;
+    if (out) narrow_rows<T>(p.type, sums, padded<T>(length), q.count, length, factor, out, first);
+    if (wide) narrow_rows<T>(compute_type<T>, sums, padded<T>(length), q.count, length, factor, wide, first);
+}
+
+// The rows of a block in an array (B, Hq, T, length), if they are what its sums are: whole vectors of the compute type.
+template <class T>
+inline T* rows_as_sums(Type type, void* array, const Problem& p, const Block<T>& q, long length) {
+    if (type != compute_type<T> || length != padded<T>(length)) return nullptr;
+    return static_cast<T*>(array) + q.index(p, 0) * length;
+}
+
+// f<path>(k) for every key of a span. `inner` are the keys that every lane sees by the band.
+template <class F>
+ATTNGRAD_INLINE void each_key(Span keys, Span inner, Paths paths, F f) {
+    const auto all = [&](Path path, long a, long b) ATTNGRAD_LAMBDA {
+        const auto loop = [&]<Path which>() ATTNGRAD_LAMBDA {
+#pragma GCC unroll 2
+            for (long k = a; k < b; ++k) f.template operator()<which>(k);
+        };
+        switch (path) {
+            case Path::clear: return loop.template operator()<Path::clear>();
+            case Path::hidden: return loop.template operator()<Path::hidden>();
+            case Path::biased: return loop.template operator()<Path::biased>();
+            case Path::general: return loop.template operator()<Path::general>();
+        }
+    };
+    Span parts[3] = {{keys.a, keys.b}, {}, {}};
+    if (paths.inner != paths.outer) {
+        const Span in = inner.cut(keys.a, keys.b);
+        parts[0].b = in.a;
+        parts[1] = in;
+        parts[2] = {in.b, keys.b};
+    }
+    for (int n = 0; n < 3; ++n) all(n == 1 ? paths.inner : paths.outer, parts[n].a, parts[n].b);
+}
+
+// The online softmax of NV vectors: turns scores, times `factor` where `scaled`, into weights in place, and moves the running
+// maximum and sum.
+template <class T, int NV, bool scaled = false>
+__attribute__((noinline)) void softmax(const Scores<T> scores, T* s, long k0, Span keys, Span inner, int lane, T* top, T* sum,
+                                       T* rescale, T factor) {
+    constexpr int W = lanes<T>;
+    const Vec<T> minus_inf = broadcast<T>(-std::numeric_limits<T>::infinity());
+    Vec<T> m[NV], next[NV], total[NV], part[NV] = {};  // two maxima that take turns: one would have to wait for itself
+    for (int v = 0; v < NV; ++v) m[v] = next[v] = load<T>(top + v * W);
+    each_key(keys, inner, scores.paths(false), [&]<Path path>(long k) ATTNGRAD_LAMBDA {
+        T* row = s + (k - k0) * block<T>;
+        for (int v = 0; v < NV; ++v) {
+            Vec<T> x = load<T>(row + v * W);
+            if constexpr (scaled) x = scores.scaled(x, factor);
+            if constexpr (path == Path::hidden) x = scores.hide(x, k, lane + v * W);
+            if constexpr (path == Path::biased) x = scores.add_bias(x, k, lane + v * W);
+            if constexpr (path == Path::general) x = scores.template apply<0>(x, k, lane + v * W);
+            if constexpr (scaled || path != Path::clear) store<T>(row + v * W, x);
+            const Vec<T> larger = vmax(x, m[v]);
+            m[v] = next[v];
+            next[v] = larger;
+        }
+    });
+    for (int v = 0; v < NV; ++v) {
+        m[v] = vmax(m[v], next[v]);
+        const Vec<T> old = load<T>(top + v * W);
+        store<T>(top + v * W, m[v]);
+        m[v] = m[v] == minus_inf ? Vec<T>{} : m[v];  // nothing seen yet: exp2(-inf - 0) is 0
+        const Vec<T> shrink = exp2<T>(scores.exponent(old - m[v]));
+        store<T>(rescale + v * W, shrink);
+        total[v] = load<T>(sum + v * W) * shrink;
+    }
+    each_key(keys, inner, scores.paths(true), [&]<Path path>(long k) ATTNGRAD_LAMBDA {
+        T* row = s + (k - k0) * block<T>;
+        for (int v = 0; v < NV; ++v) {
+            Vec<T> x = load<T>(row + v * W) - m[v];
+            if constexpr (modified<path>) x = scores.exponent(x);  // else the unit is log2
+            Vec<T> p = exp2<T, path != Path::clear>(x);
+            part[v] += p;
+            if (path == Path::general && scores.drops()) p *= scores.keep(k, lane + v * W);
+            store<T>(row + v * W, p);
+        }
+    });
+    for (int v = 0; v < NV; ++v) {  // scores that are all -inf by overflow: nothing is seen, whatever exp2 gave
+        const Vec<T> all = total[v] + part[v];
+        store<T>(sum + v * W, (load<T>(top + v * W) == minus_inf) & (all == all) ? Vec<T>{} : all);
+    }
+}
+
+// lse, and what a backward pass rebuilds the weights from, of a vector of rows, or as many of them as are left, from `at` on
+// in arrays (B, Hq, T). A row that saw no key has top = inverse = 0.
+template <class T>
+inline void write_statistics(const Problem& p, const ForwardResult& r, std::int64_t at, int left, Vec<T> top, Vec<T> sum) {
+    const int count = std::min(left, lanes<T>);
+    const auto write = [&](void* to, Vec<T> x) {
+        if (to) store_some<T>(static_cast<T*>(to) + at, x, count);
+    };
+    const T unit = Scores<T>::unit(p) == 1 ? 1 : static_cast<T>(1 / log2e);
+    write(r.lse, sum == 0 ? broadcast<T>(-std::numeric_limits<T>::infinity()) : top * unit + log<T>(sum));
+    if (!r.top && !r.inverse) return;
+    Int<T> blind = sum == 0;
+    if (p.sinks) {
+        Vec<T> sinks{};
+        for (int i = 0; i < count; ++i) sinks[i] = Scores<T>::sink(p, (at + i) / p.T % p.Hq);
+        blind |= (sum == 1) & (top == sinks);
+    }
+    write(r.top, blind ? Vec<T>{} : top);
+    write(r.inverse, blind ? Vec<T>{} : 1 / sum);
+}
+
+template <class T>
+class Forward {
+public:
+    Forward(const Problem& p, const ForwardResult& r, char* memory) : Forward(p, r, Cutter(memory)) {}
+
+    static std::size_t bytes(const Problem& p) { return Forward(p, {}, Cutter(nullptr)).used_; }
+
+    void run(std::int64_t b, std::int64_t key_head, std::int64_t first, int length, const Team& team) {
+        q_.set(p_, b, key_head, first, length);
+        pack_lanes<T>(p_.type, p_.q, q_, p_.D, Scores<T>::query_factor(p_), rows_, qt_);
+        start();
+        const Span seen = q_.all.outer;
+        in_place_ = nullptr;
+        if (q_.in_one_tile(p_))
+            in_place_ = r_.wide_out ? rows_as_sums<T>(compute_type<T>, r_.wide_out, p_, q_, p_.E)
+                                    : rows_as_sums<T>(p_.type, r_.out, p_, q_, p_.E);
+        if (!in_place_) clear();
+        bool any = false;
+        for (long k0 = seen.a / keys<T> * keys<T>; k0 < seen.b && !team.cancelled(); k0 += keys<T>) {
+            const long k1 = std::min<long>(k0 + keys<T>, seen.b);
+            if (!scores_.prepare(q_, k0, k1)) continue;
+            tile(key_head, k0, k1);
+            any = true;
+        }
+        if (in_place_ && !any) in_place_ = nullptr, clear();
+        finish();
+    }
+
+private:
+    Forward(const Problem& p, const ForwardResult& r, Cutter cut)
+        : p_(p),
+          r_(r),
+          rows_(cut.take<T>(lanes<T> * padded<T>(std::max(p.D, p.E)))),
+          qt_(cut.take<T>(padded<T>(p.D) * block<T>)),
+          sums_(cut.take<T>(padded<T>(p.E) * block<T>)),
+          st_(cut.take<T>(keys<T> * block<T>)),
+          top_(cut.take<T>(block<T>)),
+          sum_(cut.take<T>(block<T>)),
+          factor_(cut.take<T>(block<T>)),
+          k_(p.type, p.D, false, cut),
+          v_(p.type, p.E, true, cut),
+          scores_(p, cut),
+          used_(cut.used()) {}
+
+    // With a sink, the softmax starts from it: one more key, whose value is zero.
+    void start() {
+        for (int n = 0; n < q_.width; ++n) {
+            top_[n] = p_.sinks ? Scores<T>::sink(p_, q_.head[n]) : -std::numeric_limits<T>::infinity();
+            sum_[n] = top_[n] == -std::numeric_limits<T>::infinity() ? 0 : 1;
+        }
+    }
+
+    void clear() { std::memset(sums_, 0, sizeof(T) * q_.count * padded<T>(p_.E)); }
+
+    void invert_sums(int lane, int end) {
+        for (int n = lane; n < end; n += lanes<T>) {
+            const Vec<T> sum = load<T>(sum_ + n);
+            store<T>(factor_ + n, sum == 0 ? Vec<T>{} : 1 / sum);
+        }
+    }
+
+    void tile(std::int64_t key_head, long k0, long k1) {
+        k_.load(p_.k, q_.b, key_head, k0, k1);
+        v_.load(p_.v, q_.b, key_head, k0, k1);
+        for (int lane = 0, end; lane < q_.width; lane = end) {
+            const auto panel = in_place_ ? Panel<T>::alike(q_, lane, k0, k1) : Panel<T>(q_, lane, k0, k1);
+            end = panel.end();
+            const int count = std::min(end, q_.count) - lane;
+            if (panel.blind()) {
+                if (in_place_) std::memset(in_place_ + lane * p_.E, 0, sizeof(T) * count * p_.E);
+                continue;
+            }
+            panel.parts([&](int vectors, int at, Span span) {
+                k_.template dots<ToZero>(vectors, span, qt_ + at, st_ + (span.a - k0) * block<T> + at);
+            });
+            const auto weights = [&](auto* softmax, int at, Span span) {
+                softmax(scores_, st_ + at, k0, span, panel.inner, at, top_ + at, sum_ + at, factor_ + at, T{1});
+            };
+            if (panel.whole) {
+                weights(panel.vectors == 3   ? softmax<T, 3>
+                        : panel.vectors == 2 ? softmax<T, 2>
+                                             : softmax<T, 1>,
+                        lane, panel.common);
+            } else {
+                for (int n = 0; n < panel.vectors; ++n) weights(softmax<T, 1>, lane + n * lanes<T>, panel.own[n]);
+            }
+            if (in_place_) {
+                invert_sums(lane, end);
+                v_.template combine<ScaledToZero>(count, panel.common, st_ + (panel.common.a - k0) * block<T> + lane,
+                                                  in_place_ + lane * p_.E, factor_ + lane);
+                continue;
+            }
+            bool rescaled = false;
+            const auto add = [&]<class To>(To, int vectors, int at, Span span) {
+                v_.template combine<To>(std::min(vectors * lanes<T>, q_.count - at), span, st_ + (span.a - k0) * block<T> + at,
+                                        sums_ + at * padded<T>(p_.E), factor_ + at);
+            };
+            if (panel.common.empty()) add(ToScaledC{}, panel.vectors, lane, Span{k0, k0}), rescaled = true;
+            panel.parts([&](int vectors, int at, Span span) {
+                if (rescaled) {
+                    add(ToC{}, vectors, at, span);
+                } else {
+                    add(ToScaledC{}, vectors, at, span);
+                    rescaled = true;
+                }
+            });
+        }
+    }
+
+    void finish() {
+        for (int n = 0; n < q_.width; n += lanes<T>)
+            write_statistics<T>(p_, r_, q_.index(p_, n), q_.count - n, load<T>(top_ + n), load<T>(sum_ + n));
+        if (!in_place_) {
+            invert_sums(0, q_.width);
+            write_rows<T>(sums_, factor_, p_, q_, p_.E, r_.out, r_.wide_out);
+        } else if (r_.wide_out && r_.out) {
+            narrow_rows<T>(p_.type, in_place_, 0, 1, q_.count * p_.E, nullptr, r_.out, q_.index(p_, 0) * p_.E);
+        }
+    }
+
+    const Problem& p_;
+    ForwardResult r_;
+    Block<T> q_;
+    T *rows_, *qt_, *sums_, *st_, *top_, *sum_, *factor_;
+    KeyTile<T> k_, v_;
+    Scores<T> scores_;
+    std::size_t used_;
+    T* in_place_ = nullptr;  // the rows of out, where the products write them
+};
+
+// How many threads a number of floating-point operations is worth waking.
+inline int worth_waking(double flops) { return flops < 4e5 ? 1 : static_cast<int>(std::min(flops / 2e5, 4096.0)); }
+
+// A forward pass over all blocks of queries; `flops` for each query and key. `make` gives the pass of one worker its memory.
+template <class Pass, class T, class Make>
+void run_blocks(const Problem& p, double flops, Team& team, std::size_t bytes, Make make) {
+    const RowBlocks blocks(p, block<T>);
+    const std::int64_t heads = p.B * p.Hk, tasks = heads * blocks.count;
+    const int worth = worth_waking(flops * p.B * p.Hq * p.T * p.S), workers = team.workers(tasks, worth);
+    const std::size_t each = Scratch::bytes<char>(bytes);
+    const Scratch scratch(each * workers);
+    std::vector<Pass> passes;
+    passes.reserve(workers);
+    for (int n = 0; n < workers; ++n) passes.push_back(make(scratch.data() + each * n));
+    team.run(
+        tasks, worth,
+        [&](std::int64_t task, int worker) {
+            // Blocks of one head together, for its keys and values to stay in the cache; the longest of a causal mask first.
+            const std::int64_t head = task / blocks.count, n = blocks.count - 1 - task % blocks.count;
+            passes[worker].run(head / p.Hk, head % p.Hk, blocks.first(n), blocks.length(n), team);
+        },
+        true);
+}
+
+template <class T>
+void forward(const Problem& p, const ForwardResult& r, Team& team) {
+    run_blocks<Forward<T>, T>(p, 2.0 * (p.D + p.E), team, Forward<T>::bytes(p),
+                              [&](char* memory) { return Forward<T>(p, r, memory); });
+}
+
+}  // namespace attngrad::ATTNGRAD_ISA

@@ -1,0 +1,234 @@
+#include "runtime/thread_pool.hpp"
+
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <cstdlib>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+namespace attngrad {
+
+namespace {
+
+inline void relax() {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
+using Clock = std::chrono::steady_clock;
+constexpr auto lookout = std::chrono::microseconds(200);
+
+std::atomic<int> g_forks{0};  // of the processes that led to this one, since the module was loaded
+
+// Workers that sleep until a call has work for them. A worker looks out for the next call for a while before it sleeps, so
+// that calls in quick succession do not pay for waking it. The caller works too, and when nothing is left it closes the
+// job: it waits for workers that have joined, never for one that is still waking up.
+class Pool {
+public:
+    std::mutex in_use;  // one call at a time; a second one runs on its own thread alone
+
+    // Whether workers are looking out, or would be after a call as recent as the last one. Under in_use.
+    bool awake() {
+        const auto now = Clock::now();
+        const bool recent = now - last_asked_ < lookout;
+        last_asked_ = now;
+        return recent || looking_out_.load(std::memory_order_relaxed) > 0;
+    }
+
+    void run(int helpers, const std::function<void(int)>& job) {
+        const int before = g_forks.load();
+        if (size_ < helpers) grow(helpers);
+        {
+            std::lock_guard lock(mutex_);
+            job_ = &job;
+            wanted_ = helpers;
+            generation_.fetch_add(1, std::memory_order_release);
+        }
+        wake_.notify_all();
+        job(0);
+        if (g_forks.load() != before) return;  // a child that a signal handler made: the workers are in the parent
+        {
+            std::lock_guard lock(mutex_);
+            job_ = nullptr;
+        }
+        for (int spins = 0; joined_.load(std::memory_order_acquire) > 0; ++spins) {
+            if (spins < 2000) {
+                relax();
+            } else {
+                std::this_thread::yield();
+            }
+        }
+    }
+
+private:
+    // Start threads until there are so many, or the system gives no more: the caller does what they would have done.
+    // Signals are for the other threads, which may be waiting for them.
+    void grow(int helpers) {
+        sigset_t all, old;
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &old);
+        try {
+            while (size_ < helpers) {
+                std::thread([this, id = size_ + 1, seen = generation_.load()] { serve(id, seen); }).detach();
+                ++size_;
+            }
+        } catch (const std::system_error&) {
+        }
+        pthread_sigmask(SIG_SETMASK, &old, nullptr);
+    }
+
+    // Wait for a call without sleeping: some 10 us at full attention, then for longer than a framework takes from one pass
+    // to the next (50 to 100 us; `lookout`), leaving the processor to any other thread that wants it.
+    void look_out(std::uint64_t seen) {
+        looking_out_.fetch_add(1, std::memory_order_relaxed);
+        const auto idle = [&] { return generation_.load(std::memory_order_acquire) == seen; };
+        for (int spins = 0; spins < 1000 && idle(); ++spins) relax();
+        for (const auto end = Clock::now() + lookout; idle() && Clock::now() < end;) std::this_thread::yield();
+        looking_out_.fetch_sub(1, std::memory_order_relaxed);
+    }
+
+    void serve(int id, std::uint64_t seen) {
+        for (;;) {
+            look_out(seen);
+            const std::function<void(int)>* job = nullptr;
+            {
+                // Job, number and generation belong together: a worker that slept through a call must not mix two.
+                std::unique_lock lock(mutex_);
+                wake_.wait(lock, [&] { return generation_.load(std::memory_order_relaxed) != seen; });
+                seen = generation_.load(std::memory_order_relaxed);
+                if (job_ && id <= wanted_) {
+                    job = job_;
+                    joined_.fetch_add(1, std::memory_order_relaxed);
+                }
+            }
+            if (job) {
+                (*job)(id);
+                joined_.fetch_sub(1, std::memory_order_release);
+            }
+        }
+    }
+
+    int size_ = 0;  // these two under in_use
+    Clock::time_point last_asked_{};
+    std::atomic<std::uint64_t> generation_{0};
+    std::atomic<int> joined_{0}, looking_out_{0};
+    std::mutex mutex_;
+    std::condition_variable wake_;
+    const std::function<void(int)>* job_ = nullptr;  // these two under mutex_
+    int wanted_ = 0;
+};
+
+// Sleeping workers are not woken for one call of less: measured, what 2 workers save of some 100 us is what waking one
+// costs. For calls in quick succession they are: they will look out for the next.
+constexpr int worth_a_call = 16;
+
+Pool* g_pool = nullptr;
+std::mutex g_pool_mutex;
+
+// Threads do not survive a fork: the child starts with a new pool. The old one is left alone, its mutexes unknown.
+[[maybe_unused]] const int registered = pthread_atfork([] { g_pool_mutex.lock(); }, [] { g_pool_mutex.unlock(); },
+                                                       [] {
+                                                           g_pool_mutex.unlock();
+                                                           g_pool = nullptr;
+                                                           ++g_forks;
+                                                       });
+
+Pool& pool() {
+    std::lock_guard lock(g_pool_mutex);
+    if (!g_pool) g_pool = new Pool;
+    return *g_pool;
+}
+
+}  // namespace
+
+int default_threads() {
+    if (const char* text = std::getenv("ATTNGRAD_NUM_THREADS")) {
+        const int n = std::atoi(text);
+        if (n > 0) return n;
+    }
+#if defined(__linux__)
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
+#endif
+    return std::max(1u, std::thread::hardware_concurrency());
+}
+
+int Team::workers(std::int64_t tasks, int worth) const {
+    return static_cast<int>(std::max<std::int64_t>(1, std::min<std::int64_t>({threads_, tasks, worth})));
+}
+
+namespace {
+
+// A range of tasks, taken from the front.
+struct alignas(64) Range {
+    std::atomic<std::int64_t> next{0};
+    std::int64_t end = 0;
+};
+
+}  // namespace
+
+void Team::run(std::int64_t tasks, int worth, const std::function<void(std::int64_t, int)>& work, bool apart) {
+    const int n = workers(tasks, worth), parts = apart ? n : 1;
+    // Small enough that nobody waits long for the last one.
+    const std::int64_t most = std::min(tasks / (16 * n), tasks / (2 * std::max(worth, 1)));
+    const std::int64_t batch = apart && n > 1 ? std::clamp<std::int64_t>(most, 1, 16) : 1;
+    std::vector<Range> ranges(parts);
+    for (int i = 0; i < parts; ++i) {
+        ranges[i].next.store(tasks * i / parts, std::memory_order_relaxed);
+        ranges[i].end = tasks * (i + 1) / parts;
+    }
+    const int before = g_forks.load();
+    bool pooled = false;
+    const std::function<void(int)> take = [&](int worker) {
+        auto asked = Clock::now();
+        for (int i = 0; i < parts; ++i) {  // its own range, then what is left of the others
+            Range& range = ranges[(worker + i) % parts];
+            for (std::int64_t first; !cancelled() && (first = range.next.fetch_add(batch)) < range.end;) {
+                const std::int64_t end = std::min(first + batch, range.end);
+                for (std::int64_t task = first; task < end && !cancelled(); ++task) {
+                    work(task, worker);
+                    if (worker == 0 && poll_ && Clock::now() - asked > std::chrono::milliseconds(50)) {
+                        if (poll_() || (pooled && g_forks.load() != before)) cancel();
+                        asked = Clock::now();
+                    }
+                }
+            }
+        }
+    };
+    if (n > 1) {
+        Pool& shared = pool();
+        std::unique_lock lock(shared.in_use, std::try_to_lock);
+        pooled = lock.owns_lock() && (worth >= worth_a_call || shared.awake());
+        if (pooled) return shared.run(n - 1, take);
+    }
+    take(0);
+}
+
+Tickets::Tickets(std::int64_t count) : next_(count ? new std::atomic<std::int32_t>[count] : nullptr) {
+    for (std::int64_t i = 0; i < count; ++i) next_[i].store(0, std::memory_order_relaxed);
+}
+
+void Tickets::pass(std::int64_t i, std::int32_t rank) { next_[i].store(rank + 1, std::memory_order_release); }
+
+void Tickets::wait(std::int64_t i, std::int32_t rank, const Team& team) const {
+    for (int spins = 0; next_[i].load(std::memory_order_acquire) != rank && !team.cancelled(); ++spins) {
+        if (spins < 2000) {
+            relax();
+        } else {
+            std::this_thread::yield();
+        }
+    }
+}
+
+}  // namespace attngrad

@@ -1,0 +1,1 @@
+"""Backends: what computes the passes."""

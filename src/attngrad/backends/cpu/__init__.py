@@ -1,0 +1,1 @@
+"""The native kernels, for NumPy arrays and what shares their memory."""

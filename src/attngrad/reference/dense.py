@@ -1,0 +1,166 @@
+"""The words that the book is written in: arithmetic that keeps its dtype, heads, masks; on any array-API namespace."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from array_api_compat import device
+
+from attngrad.core.arrays import Array, namespace
+from attngrad.core.dtypes import BFLOAT16
+from attngrad.core.options import Operands, Options, Tangents
+from attngrad.core.philox import keep_mask
+
+
+def is_bfloat16(x: Array) -> bool:
+    """Whether ``x`` is a NumPy array of bfloat16, which array-API functions do not know."""
+    return isinstance(x, np.ndarray) and x.dtype == BFLOAT16
+
+
+def cast(x: Array, like: Array) -> Array:
+    """``x`` in the dtype of ``like``."""
+    return x if x.dtype == like.dtype else namespace(like).astype(x, like.dtype)
+
+
+def scalar(value: Any, like: Array) -> Array:
+    """``value`` as an array of the dtype and device of ``like``; a bare number would widen bfloat16."""
+    return namespace(like).asarray(value, dtype=like.dtype, device=device(like))
+
+
+def eye(n: int, like: Array) -> Array:
+    """The n x n identity, in the dtype and on the device of ``like``."""
+    return namespace(like).eye(n, dtype=like.dtype, device=device(like))
+
+
+def real_part(x: Array) -> Array:
+    """The real part; what is real stays as it is."""
+    xp = namespace(x)
+    return xp.real(x) if not is_bfloat16(x) and xp.isdtype(x.dtype, "complex floating") else x
+
+
+def matmul(a: Array, b: Array) -> Array:
+    """a b, rounded to the dtype of ``a``."""
+    return cast(namespace(a).matmul(a, b), a)
+
+
+def sum_over(x: Array, axis: int | tuple[int, ...]) -> Array:
+    """The sum over ``axis``, accumulated in float32 for bfloat16 (whose own sum rounds at every step)."""
+    if is_bfloat16(x):
+        return x.astype("float32").sum(axis=axis).astype(x.dtype)
+    return namespace(x).sum(x, axis=axis, dtype=x.dtype)
+
+
+def rowsum(x: Array) -> Array:
+    """The sum over the last axis."""
+    return sum_over(x, -1)
+
+
+def sum_to(x: Array, shape: tuple[int, ...]) -> Array:
+    """The transpose of broadcasting from ``shape`` to ``x.shape``."""
+    extra = len(x.shape) - len(shape)
+    axes = tuple(range(extra)) + tuple(
+        i + extra for i, n in enumerate(shape) if n == 1 and int(x.shape[i + extra]) != 1
+    )
+    return namespace(x).reshape(sum_over(x, axes) if axes else x, shape)
+
+
+def transpose(x: Array) -> Array:
+    """The last two axes exchanged."""
+    return namespace(x).matrix_transpose(x)
+
+
+def zeros_if_none(x: Array | None, like: Array) -> Array:
+    """``x``, or zeros like ``like``."""
+    return namespace(like).zeros_like(like) if x is None else x
+
+
+def fill_zeros(x: Operands, t: Tangents) -> Tangents:
+    """``t`` with zeros for the None of q, k and v."""
+    return Tangents(zeros_if_none(t.q, x.q), zeros_if_none(t.k, x.k), zeros_if_none(t.v, x.v), t.bias, t.sinks)
+
+
+def per_query_head(x: Array, group: int) -> Array:
+    """Key heads repeated for the query heads that read them: head h reads key head h // group."""
+    return x if group == 1 else namespace(x).repeat(x, group, axis=-3)
+
+
+def per_key_head(x: Array, like: Array) -> Array:
+    """The transpose of ``per_query_head``: the sum over the query heads of a group, in the shape of ``like``."""
+    xp = namespace(x)
+    if len(x.shape) == 2 or x.shape[-3] == like.shape[-3]:
+        return x
+    if x.shape[-3] == 0:
+        return xp.zeros_like(like)
+    heads = int(like.shape[-3])
+    return sum_over(xp.reshape(x, (*x.shape[:-3], heads, int(x.shape[-3]) // heads, *x.shape[-2:])), -3)
+
+
+def sink_rows(x: Operands, values: Array | None = None) -> Any:
+    """The sinks (or their tangents), shaped to broadcast over (..., Hq, T); None without sinks."""
+    values = x.sinks if values is None else values
+    if values is None:
+        return None
+    values = cast(values, x.q)
+    return values if len(x.q.shape) == 2 else values[:, None]
+
+
+def sum_sinks(x: Operands, rows: Array) -> Array:
+    """Rows (..., Hq, T) summed over everything but the head, in the dtype of sinks."""
+    per_head = (1,) if len(x.q.shape) == 2 else (x.heads, 1)
+    return cast(namespace(rows).reshape(sum_to(rows, per_head), (x.heads,)), x.sinks)
+
+
+def keep_factor(x: Operands, o: Options) -> Array | None:
+    """M: the keep mask over (1 - rate); None without dropout."""
+    if o.dropout == 0.0 or o.seed is None:
+        return None
+    keep = keep_mask(x.scores_shape, o.dropout, o.seed, x.origin)
+    return scalar(keep, x.q) / scalar(1.0 - o.dropout, x.q)
+
+
+def drop(weights: Array, keep: Array | None) -> Array:
+    """weights o M."""
+    return weights if keep is None else weights * keep
+
+
+def zero_hidden(x: Array, visible: Array) -> Array:
+    """``x`` where visible, else exactly zero, whatever stood there."""
+    return namespace(x).where(visible, x, namespace(x).zeros_like(x))
+
+
+def zero_blind(x: Array, visible: Array) -> Array:
+    """``x`` (..., T, features) with the rows of queries that see nothing exactly zero, whatever they hold."""
+    xp = namespace(x)
+    return xp.where(xp.any(visible, axis=-1)[..., None], x, xp.zeros_like(x))
+
+
+def visibility(x: Operands, o: Options) -> Array:
+    """Which key each query may attend to: broadcastable to (..., Hq, T, S)."""
+    xp, dev = namespace(x.q), device(x.q)
+    heads_axis = len(x.q.shape) > 2
+    t, s = x.scores_shape[-2:]
+    i = xp.arange(t, dtype=xp.int64, device=dev)[:, None]
+    j = xp.arange(s, dtype=xp.int64, device=dev)[None, :]
+    visible = xp.ones((t, s), dtype=xp.bool, device=dev)
+    offset = x.offset
+    if not isinstance(offset, int):
+        offset = xp.astype(offset, xp.int64)[..., None, None, None] if heads_axis else xp.astype(offset, xp.int64)
+    position = i + offset  # of query i among the keys
+    if o.causal:
+        visible = visible & (j <= position)
+    left, right = o.window or (None, None)
+    if left is not None:
+        visible = visible & (j >= position - left)
+    if right is not None:
+        visible = visible & (j <= position + right)
+    if x.segments is not None:
+        q_ids, k_ids = x.segments
+        if heads_axis:
+            q_ids, k_ids = q_ids[..., None, :], k_ids[..., None, :]  # ids are the same for all heads
+        visible = visible & (q_ids[..., :, None] == k_ids[..., None, :])
+    if x.mask is not None:
+        visible = visible & x.mask
+    if x.bias is not None:
+        visible = visible & (real_part(x.bias) != -xp.inf)
+    return visible

@@ -1,0 +1,100 @@
+"""What the auditor says: the report, the smallest case, the page; and what it has for the tests of others."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import planted
+import pytest
+from planted import right
+
+from attngrad import reference
+from attngrad.auditor import AuditReport, audit
+from attngrad.auditor.pages import pages
+from attngrad.auditor.truth import Truth
+from attngrad.testing import assert_attention_gradients
+from attngrad.testing import cases as provoking
+
+# --- the report ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def wrong_report():
+    return audit(planted.attention("mean", "scale missing dq"), effort="quick", name="<b>my & attention</b>")
+
+
+def test_the_report_puts_the_verdict_first_then_stages_mistake_fix_and_case(wrong_report):
+    text = str(wrong_report)
+    order = ["WRONG: dQ and dK are wrong", "first to diverge", "The mistake", "fix", "The smallest failing case"]
+    places = [text.index(words) for words in order]
+    assert places == sorted(places)
+    assert "scale-missing-in-dq" in text
+
+
+def test_the_smallest_case_is_small_runs_and_shows_the_failure(wrong_report):
+    names = {"candidate": planted.attention("mean", "scale missing dq")}
+    exec(wrong_report.smallest, names)  # noqa: S102
+    assert names["q"].size <= 4
+    truth = reference.vjp(names["q"], names["k"], names["v"])[1](names["dout"]).q
+    assert not np.allclose(names["results"]["dq"], truth)
+
+
+def test_json_comes_back_as_the_same_report(wrong_report):
+    again = AuditReport.from_json(wrong_report.to_json())
+    assert again == wrong_report
+    told = json.loads(wrong_report.to_json())
+    assert told["ok"] is False
+    assert told["first"] == "dq"
+    assert str(again) == str(wrong_report)
+
+
+def test_the_page_escapes_and_forbids_everything_but_its_own_style(wrong_report):
+    page = wrong_report.to_html()
+    assert "<b>my" not in page
+    assert "&lt;b&gt;my &amp; attention&lt;/b&gt;" in page
+    assert "default-src &#x27;none&#x27;" in page
+    assert "<script" not in page
+    assert not re.search(r"\son\w+=|\sstyle=|https?:", page)
+    assert page.count("<rect") > 20
+    assert "mean-for-row-sum" in page
+
+
+def test_an_unexplained_result_is_told_with_its_pattern():
+    def candidate(q, k, v, dout):
+        out, dq, dk, dv = right(q, k, v, dout)
+        dv[:, :, -1] *= 3
+        return out, dq * 1.25, dk, dv
+
+    report = audit(candidate, effort="quick")
+    assert report.mistakes == ()
+    text = " ".join(str(report).split())
+    assert "It is 1.25 times what it should be" in text
+    assert "only row" in text
+    assert "no known mistake explains it" in text
+
+
+def test_the_same_call_gives_the_same_report():
+    one, two = (audit(planted.attention("columns"), effort="quick", seed=3).to_json() for _ in range(2))
+    assert one == two
+
+
+# --- for the tests of others -----------------------------------------------------------------------------------------
+
+
+def test_the_pytest_helper_fails_with_the_report():
+    assert assert_attention_gradients(right, effort="quick").ok
+    with pytest.raises(AssertionError, match="row-term-missing"):
+        assert_attention_gradients(planted.attention("no row term"), effort="quick")
+
+
+@pytest.mark.parametrize("case", provoking(effort="quick"), ids=str)
+def test_the_cases_serve_parametrize(case):
+    x = case.arrays
+    results = right(x["q"], x["k"], x["v"], np.ascontiguousarray(x["dout"]))
+    assert Truth(case, np.float64).judge("dq", results[1]).right
+
+
+def test_the_pages_of_the_catalogue_are_those_it_makes():
+    folder = Path(__file__).parents[2] / "docs" / "mistakes"
+    assert {p.name: p.read_text() for p in folder.glob("*.md")} == pages()

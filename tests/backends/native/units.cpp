@@ -1,0 +1,188 @@
+// The parts that every kernel is made of, each against a plain computation in higher precision: exp2, log and tanh in units of
+// the last place over their range, the conversions of storage, the product. Prints what it found; exits with 1 where a bound is
+// broken. tests/test_native_units.py compiles it for each instruction set of the machine, and with sanitizers.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <random>
+#include <vector>
+
+#include "simd/storage.hpp"
+#include "tile/product.hpp"
+
+namespace attngrad::ATTNGRAD_ISA {
+namespace {
+
+bool failed = false;
+
+void expect(const char* what, double found, double bound) {
+    const bool holds = found <= bound;  // NaN does not
+    std::printf("%-28s %8.3f of %g%s\n", what, found, bound, holds ? "" : "  BROKEN");
+    failed = failed || !holds;
+}
+void expect(const char* what, bool holds) { expect(what, holds ? 0 : 1, 0); }
+
+// |x - truth| in units of the last place of the truth.
+template <class T>
+double ulps(T x, long double truth) {
+    const T near = static_cast<T>(truth);
+    const T unit = std::nextafter(std::abs(near), std::numeric_limits<T>::infinity()) - std::abs(near);
+    return static_cast<double>(std::abs(static_cast<long double>(x) - truth) / unit);
+}
+
+// The largest error of `f`, which takes a vector, over numbers from `low` to `high`.
+template <class T, class F, class Truth>
+double worst(T low, T high, F f, Truth truth) {
+    constexpr int W = lanes<T>, rounds = 100'000;
+    double most = 0;
+    for (int n = 0; n < rounds; ++n) {
+        T x[W], y[W];
+        for (int i = 0; i < W; ++i) x[i] = low + (high - low) * static_cast<T>(n * W + i) / static_cast<T>(rounds * W - 1);
+        store<T>(y, f(load<T>(x)));
+        for (int i = 0; i < W; ++i) {
+            const double error = ulps<T>(y[i], truth(static_cast<long double>(x[i])));
+            if (!(error <= most)) most = error;
+        }
+    }
+    return most;
+}
+
+template <class T, class F>
+T one(F f, T x) {
+    return f(broadcast<T>(x))[0];
+}
+
+template <class T>
+void functions() {
+    const T low = Exp2<T>::low, inf = std::numeric_limits<T>::infinity(), nan = std::numeric_limits<T>::quiet_NaN();
+    const auto exact_exp2 = [](long double x) { return std::exp2(x); };
+    const auto power = [](Vec<T> x) { return exp2<T>(x); };
+    expect("exp2, below 0", worst<T>(low, 0, power, exact_exp2), 1.25);
+    expect("exp2, above 0", worst<T>(0, -low, power, exact_exp2), 1.25);
+    expect("exp2 below its range is 0", one<T>(power, std::nextafter(low, -inf)) == 0 && one<T>(power, -inf) == 0);
+    expect("exp2 keeps NaN", std::isnan(one<T>(power, nan)));
+    expect("exp2 of 0 is 1", one<T>(power, 0) == 1);
+
+    const auto logarithm = [](Vec<T> x) { return log<T>(x); };
+    const auto exact_log = [](long double x) { return std::log(x); };
+    expect("log, up to 100", worst<T>(static_cast<T>(1.5), 100, logarithm, exact_log), 2);
+    expect("log, large", worst<T>(1e6, static_cast<T>(1e30), logarithm, exact_log), 2);
+    expect("log of 1 is 0", one<T>(logarithm, 1) == 0);
+    expect("log keeps NaN", std::isnan(one<T>(logarithm, nan)));
+
+    const auto value = [](Vec<T> x) { return tanh<T>(x).value; };
+    const auto slope = [](Vec<T> x) { return tanh<T>(x).slope; };
+    const auto exact_slope = [](long double x) { return 1 / (std::cosh(x) * std::cosh(x)); };
+    for (const T end : {static_cast<T>(1e-3), static_cast<T>(1), static_cast<T>(30)}) {
+        expect("tanh", worst<T>(-end, end, value, [](long double x) { return std::tanh(x); }), 4);
+        expect("slope of tanh", worst<T>(-end, end, slope, exact_slope), 5 + 2 * end);  // the argument of exp is rounded
+    }
+    expect("tanh of infinities", one<T>(value, inf) == 1 && one<T>(value, -inf) == -1);
+    expect("slope where tanh is reached", one<T>(slope, inf) == 0 && one<T>(slope, static_cast<T>(1e6)) == 0);
+}
+
+// A 16-bit number of `exponent` and `fraction` bits, read by its definition.
+double read(std::uint16_t bits, int exponent, int fraction) {
+    const int e = bits >> fraction & ((1 << exponent) - 1), f = bits & ((1 << fraction) - 1), bias = (1 << (exponent - 1)) - 1;
+    const double sign = bits >> 15 ? -1 : 1;
+    if (e == (1 << exponent) - 1) return f ? std::nan("") : sign * std::numeric_limits<double>::infinity();
+    return sign * std::ldexp(e ? 1 + std::ldexp(f, -fraction) : std::ldexp(f, 1 - fraction), (e ? e : 0) - bias);
+}
+
+bool same(double a, double b) { return (std::isnan(a) && std::isnan(b)) || (a == b && std::signbit(a) == std::signbit(b)); }
+
+template <class S>
+void storage(const char* name, int exponent, int fraction) {
+    std::printf("%s\n", name);
+    bool widens = true, returns = true, nearest = true;
+    for (unsigned bits = 0; bits < 65536; ++bits) {
+        const S x{static_cast<std::uint16_t>(bits)};
+        const float wide = widen(x);
+        widens = widens && same(wide, read(x.bits, exponent, fraction));
+        S back;
+        narrow(wide, back);
+        returns = returns && (std::isnan(wide) ? std::isnan(widen(back)) : back.bits == x.bits);
+    }
+    expect("every number is widened", widens);
+    expect("and narrowed to itself", returns);
+    // Between neighbours a < b, positive and finite: their middle goes to the even one, what is beside it to the nearer one.
+    const std::uint16_t infinity = static_cast<std::uint16_t>(((1 << exponent) - 1) << fraction);
+    for (std::uint16_t bits = 0; bits < infinity; ++bits) {
+        const double a = read(bits, exponent, fraction), b = read(bits + 1, exponent, fraction);
+        const double step =
+            bits + 1 < infinity ? b - a : a - read(bits - 1, exponent, fraction);  // past the largest, as below it
+        const float middle = static_cast<float>(a + step / 2);
+        const std::uint16_t even = bits % 2 ? bits + 1 : bits;
+        const auto rounds_to = [&](float x, std::uint16_t expected) {
+            S y;
+            narrow(x, y);
+            S z;
+            narrow(-x, z);
+            return y.bits == expected && z.bits == (expected | 0x8000);
+        };
+        if (static_cast<double>(middle) != a + step / 2) continue;  // bfloat16 beyond the range of float
+        nearest = nearest && rounds_to(middle, even) && rounds_to(std::nextafter(middle, 0.0f), bits) &&
+                  rounds_to(std::nextafter(middle, std::numeric_limits<float>::infinity()), bits + 1);
+    }
+    expect("to nearest, ties to even", nearest);
+}
+
+template <class T, int NV, Order order, class To>
+double product_error() {
+    constexpr int W = lanes<T>;
+    std::mt19937 random(0);
+    std::uniform_int_distribution<int> small(-8, 8);  // sums of products of these are exact
+    double most = 0;
+    for (long rows = 0; rows <= 29; ++rows)
+        for (const long depth : {0L, 1L, 2L, 7L, 33L}) {
+            const long a_stride = (order == Order::RowMajor ? depth : rows) + 3, b_stride = NV * W + 5, c_stride = NV * W + 2;
+            std::vector<T> a((order == Order::RowMajor ? rows : depth) * a_stride), b(depth * b_stride), c(rows * c_stride),
+                factor(rows);
+            for (auto* x : {&a, &b, &c, &factor})
+                for (T& y : *x) y = static_cast<T>(small(random));
+            std::vector<T> expected = c;
+            for (long m = 0; m < rows; ++m)
+                for (long j = 0; j < NV * W; ++j) {
+                    T sum = 0;
+                    for (long k = 0; k < depth; ++k)
+                        sum += (order == Order::RowMajor ? a[m * a_stride + k] : a[k * a_stride + m]) * b[k * b_stride + j];
+                    T& to = expected[m * c_stride + j];
+                    if constexpr (std::is_same_v<To, ToZero>) to = sum;
+                    if constexpr (std::is_same_v<To, ToC>) to += sum;
+                    if constexpr (std::is_same_v<To, ScaledToZero>) to = sum * factor[m];
+                    if constexpr (std::is_same_v<To, ScaledToC>) to = (to + sum) * factor[m];
+                    if constexpr (std::is_same_v<To, ToScaledC>) to = to * factor[m] + sum;
+                }
+            product<T, order, To>(NV, rows, depth, a.data(), a_stride, b.data(), b_stride, c.data(), c_stride, factor.data());
+            for (std::size_t i = 0; i < c.size(); ++i) most = std::max(most, std::abs(static_cast<double>(c[i] - expected[i])));
+        }
+    return most;
+}
+
+template <class T, int NV>
+void products() {
+    double most = 0;
+    const auto both = [&]<class To>(To) {
+        most = std::max({most, product_error<T, NV, Order::RowMajor, To>(), product_error<T, NV, Order::ColMajor, To>()});
+    };
+    both(ToZero{}), both(ToC{}), both(ScaledToZero{}), both(ScaledToC{}), both(ToScaledC{});
+    expect("product", most, 0);
+}
+
+int run() {
+    std::printf("float\n");
+    functions<float>();
+    std::printf("double\n");
+    functions<double>();
+    storage<Half>("half", 5, 10);
+    storage<BFloat16>("bfloat16", 8, 7);
+    products<float, 1>(), products<float, 2>(), products<float, 3>();
+    products<double, 1>(), products<double, 2>(), products<double, 3>();
+    if constexpr (registers == 32) products<float, 4>(), products<double, 4>();
+    return failed;
+}
+
+}  // namespace
+}  // namespace attngrad::ATTNGRAD_ISA
+
+int main() { return attngrad::ATTNGRAD_ISA::run(); }

@@ -1,0 +1,213 @@
+"""The command: what it prints, its exit codes, and errors of one line."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+from rich.cells import cell_len
+from rich.console import Console
+
+import attngrad
+from attngrad import cli, errata
+from attngrad.explain import terminal
+
+COMMANDS = ("demo", "explain", "errata", "check", "info")
+SEEDED = ("demo", "errata", "check")
+
+
+def run(*arguments: str, charset: str = "utf-8", columns: int = 80) -> Result:
+    """The command in this process; an exception that is no exit fails the test."""
+    found = CliRunner(charset=charset, env={"COLUMNS": str(columns)}).invoke(cli.main, arguments)
+    if found.exception is not None and not isinstance(found.exception, SystemExit):
+        raise found.exception
+    return found
+
+
+def python_m(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """``python -m attngrad`` in a process of its own."""
+    command = [sys.executable, "-m", "attngrad", *arguments]
+    return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True)  # noqa: S603
+
+
+# --- help and version ------------------------------------------------------------------------------------------------
+
+
+def test_the_help_names_every_command():
+    found = run("--help")
+    assert found.exit_code == 0
+    assert found.output.startswith("Usage: ")
+    for name in COMMANDS:
+        assert re.search(rf"^  {name} ", found.output, re.MULTILINE)
+    assert set(COMMANDS) <= set(cli.main.commands)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_a_help(name):
+    assert run(name, "-h").exit_code == 0
+
+
+def test_the_version_is_that_of_the_package():
+    assert attngrad.__version__ in run("--version").output
+
+
+def test_python_m_is_the_command():
+    found = python_m("--help")
+    assert (found.returncode, found.stderr) == (0, "")
+    assert found.stdout.startswith("Usage: attngrad ")
+
+
+# --- seeds -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SEEDED)
+@pytest.mark.parametrize("seed", ["-1", str(2**64), "1e3", "x"])
+def test_a_seed_out_of_range_is_a_usage_error(name, seed):
+    found = run(name, "--seed", seed)
+    assert found.exit_code == 2
+    assert "Invalid value for '--seed'" in found.output
+
+
+@pytest.mark.parametrize("name", SEEDED)
+def test_the_largest_seed_is_taken(name):
+    assert run(name, "--seed", str(2**64 - 1)).exit_code == 0
+
+
+# --- errata ----------------------------------------------------------------------------------------------------------
+
+
+def test_errata_takes_one_document():
+    found = run("errata", "--document", "003")
+    assert found.exit_code == 0
+    assert "003-15" in found.output
+    assert not re.search(r"00[012]-\d", found.output)
+    assert found.output.rstrip().endswith("15 claims: 15 hold, 0 are wrong.")
+
+
+def test_errata_refuses_an_unknown_document():
+    found = run("errata", "--document", "004")
+    assert found.exit_code == 2
+    assert "'004' is not one of" in found.output
+
+
+def test_errata_as_json_is_that_of_the_module():
+    found = run("errata", "--json", "--seed", "5", "--document", "002")
+    assert found.output == errata.to_json(errata.run("002", seed=5)) + "\n"
+    assert json.loads(run("errata", "--json").output)["summary"]["claims"] == len(errata.entries())
+
+
+# --- check -----------------------------------------------------------------------------------------------------------
+
+
+def test_check_passes():
+    found = run("check")
+    assert found.exit_code == 0
+    assert found.output.count("✓") == 11
+    assert "✗" not in found.output
+
+
+def wrong_vjp(*args: Any, **options: Any) -> Any:
+    out, pullback = attngrad.functional.vjp(*args, **options)
+    return out, lambda dout: (g := pullback(dout))._replace(k=1.001 * g.k)
+
+
+def wrong_jvp(*args: Any, **options: Any) -> Any:
+    out, out_dot = attngrad.functional.jvp(*args, **options)
+    return out, out_dot * float("nan")
+
+
+def wrong_hvp(*args: Any, **options: Any) -> Any:
+    grads, grads_dot = attngrad.functional.hvp(*args, **options)
+    return grads, grads_dot._replace(sinks=grads_dot.sinks + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "row"),
+    [("vjp", wrong_vjp, "dk"), ("jvp", wrong_jvp, "out_dot"), ("hvp", wrong_hvp, "dsinks_dot")],
+)
+def test_check_fails_where_a_derivative_is_wrong_and_marks_it(monkeypatch, name, wrong, row):
+    monkeypatch.setattr(attngrad, name, wrong)
+    found = run("check")
+    assert found.exit_code == 1
+    [line] = [line for line in found.output.splitlines() if "✗" in line]
+    assert row in line.split()
+
+
+# --- terminals -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("columns", [40, 80])
+def test_a_terminal_without_unicode_is_served(name, columns):
+    found = run(name, charset="ascii", columns=columns)
+    assert found.exit_code == 0
+    assert found.output.isascii()
+    assert name == "info" or re.search(r"\bok\b", found.output)
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_the_demo_fits_the_terminal_and_nothing_is_cut(columns):
+    lines = run("demo", columns=columns).output.splitlines()
+    assert max(map(cell_len, lines)) <= columns
+    assert not any("…" in line for line in lines)
+    for name in ("Q", "delta", "dK"):
+        [row] = [line for line in lines if re.match(rf"{name} +\S.* 32 x 4 x 10( x 32)? +-?\d\.\d{{4}} *$", line)]
+        assert "scale dS^T Q" in row or name != "dK"
+
+
+def test_the_demo_prints_every_formula_whole_where_there_is_room():
+    stream = io.StringIO()
+    terminal.worked_example(Console(width=80, file=stream))
+    text = stream.getvalue()
+    layer = attngrad.MultiHeadAttention(4, 2, dtype=np.float64)
+    trace = layer.trace(np.ones((2, 4)), np.ones((2, 4)), causal=True)
+    assert {"Z", "A", "O", "dA", "dS", "dQ", "dK", "dV"} <= set(terminal.WORKED)
+    for name in terminal.WORKED:
+        assert re.search(rf"^{name} +{re.escape(trace[name].formula)} ", text, re.MULTILINE)
+
+
+# --- info and the environment ----------------------------------------------------------------------------------------
+
+
+def test_info_prints_the_instruction_set_and_the_threads():
+    rows = dict(line.split(maxsplit=1) for line in run("info").output.splitlines())
+    assert rows["attngrad"] == attngrad.__version__
+    assert int(rows["threads"]) == attngrad.get_num_threads()
+    chosen, others = re.fullmatch(r"(\S+) \(of (.*)\)", rows["kernels"]).groups()
+    assert chosen in others.split(", ")
+
+
+@pytest.mark.parametrize("name", ["info", "check", "demo"])
+def test_a_bad_instruction_set_is_one_line_and_exit_code_1(name):
+    found = python_m(name, ATTNGRAD_ISA="pdp11")
+    assert found.returncode == 1
+    assert found.stdout == ""
+    assert re.fullmatch(r"Error: attngrad: ATTNGRAD_ISA must be one of .*; got 'pdp11'\.\n", found.stderr)
+
+
+def test_output_in_ascii_works_in_a_process_of_its_own():
+    found = python_m("check", PYTHONIOENCODING="ascii")
+    assert (found.returncode, found.stderr) == (0, "")
+    assert found.stdout.isascii()
+
+
+@pytest.mark.parametrize(("shell", "position"), [("zsh", "1"), ("fish", "au")])
+def test_a_shell_completes_the_names_of_commands(shell, position):
+    environment = {"_ATTNGRAD_COMPLETE": f"{shell}_complete", "COMP_WORDS": "attngrad au", "COMP_CWORD": position}
+    told = subprocess.run(
+        [sys.executable, "-c", "from attngrad.cli import main; main(prog_name='attngrad')"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | environment,
+    )
+    assert "audit" in told.stdout
+    assert "explain" not in told.stdout

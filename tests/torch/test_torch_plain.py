@@ -1,0 +1,204 @@
+"""The short way of the PyTorch bridge, for q, k and v alone: the results of the long way, and its care."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import attngrad
+import attngrad.torch as bridge
+import torch
+from attngrad.torch import _functions, _plain
+
+DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+OPTIONS = ({}, {"scale": -0.3, "causal": True}, {"window": (1, None), "softcap": 2.0}, {"window": (None, 1)})
+
+
+def inputs(dtype=torch.float64, shapes=((2, 4, 5, 6), (2, 2, 7, 6), (2, 2, 7, 3))):
+    generator = torch.Generator().manual_seed(0)
+    return tuple(torch.randn(shape, generator=generator).to(dtype).requires_grad_() for shape in shapes)
+
+
+@pytest.fixture
+def plain(monkeypatch):
+    """The long way is closed."""
+
+    def closed(*_):
+        raise AssertionError("the long way was taken")
+
+    monkeypatch.setattr(_functions, "attention", closed)
+
+
+def by_the_long_way(*args, **options):
+    """What attention gives where hooks look on."""
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
+        return bridge.attention(*args, **options)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("axes", [3, 4])
+def test_both_ways_give_the_same_bits(dtype, options, axes):
+    q, k, v = (x.detach()[(0,) * (4 - axes)].requires_grad_() for x in inputs(dtype))
+    runs = []
+    for attention in (bridge.attention, by_the_long_way):
+        out, lse = attention(q, k, v, **options, return_lse=True)
+        cotangents = (torch.linspace(-1, 1, out.numel()).view_as(out).to(dtype), torch.ones_like(lse))
+        one = torch.autograd.grad(out, (q, k, v), cotangents[0], retain_graph=True)
+        other = torch.autograd.grad(lse, (q, k), cotangents[1], retain_graph=True)
+        runs.append((out, lse, *one, *other, *torch.autograd.grad((out, lse), (q, k, v), cotangents)))
+    assert "PlainBackward" in type(bridge.attention(q, k, v, **options).grad_fn).__name__
+    for x, y in zip(*runs, strict=True):
+        assert x.dtype == y.dtype
+        assert x.shape == y.shape
+        assert torch.equal(x, y)
+
+
+@pytest.mark.usefixtures("plain")
+def test_tensors_are_read_where_they_lie():
+    packed = torch.randn(2, 5, 3, 2, 8, requires_grad=True)  # (batch, tokens, q k v, heads, features)
+    q, k, v = (packed[:, :, i].transpose(1, 2) for i in range(3))
+    shared = k[:1].expand(2, -1, -1, -1)  # a stride of 0
+    for key in (k, shared):
+        out = bridge.attention(q, key, v)
+        dense = torch.softmax(q @ key.mT / 8**0.5, -1) @ v
+        dout = torch.randn(2, 5, 2, 8).transpose(1, 2)
+        actual, expected = (torch.autograd.grad(x, packed, dout, retain_graph=True)[0] for x in (out, dense))
+        assert torch.allclose(out, dense, atol=1e-6)
+        assert torch.allclose(actual, expected, atol=1e-5)
+
+
+@pytest.mark.usefixtures("plain")
+def test_gradients_of_any_stride_and_negative_bits_are_read_right():
+    q, k, v = inputs()
+    out, lse = bridge.attention(q, k, v, return_lse=True)
+    ones = torch.ones_like(out)
+    expected = torch.autograd.grad(out, (q, k, v), ones, retain_graph=True)
+    negative = torch._neg_view(-ones)  # a minus sign that is a bit, over contiguous memory
+    assert negative.is_neg()
+    for dout in (torch.ones(()).double().expand(out.shape), ones.mT.contiguous().mT, negative):
+        for x, y in zip(torch.autograd.grad(out, (q, k, v), dout, retain_graph=True), expected, strict=True):
+            assert torch.equal(x, y)
+    nothing = torch._efficientzerotensor(out.shape, dtype=torch.float64)
+    assert not torch.autograd.grad(out, q, nothing, retain_graph=True)[0].any()
+    numbers = torch.randn(lse.shape[::-1], dtype=torch.float64).permute(2, 1, 0)
+    actual = torch.autograd.grad(lse, q, numbers, retain_graph=True)[0]
+    assert torch.equal(actual, torch.autograd.grad(lse, q, numbers.contiguous())[0])
+
+
+@pytest.mark.usefixtures("plain")
+def test_a_gradient_that_is_wanted_of_one_input_alone():
+    q, k, v = inputs()
+    fixed = bridge.attention(q, k.detach(), v.detach())
+    (actual,) = torch.autograd.grad(fixed.sum(), q)
+    assert torch.equal(actual, torch.autograd.grad(bridge.attention(q, k, v).sum(), q)[0])
+
+
+@pytest.mark.parametrize("axes", [3, 4])
+def test_double_backward_goes_on_by_the_long_way(axes):
+    q, k, v = (x.detach()[(0,) * (4 - axes)].requires_grad_() for x in inputs())
+    dout = torch.randn(bridge.attention(q, k, v).shape, dtype=torch.float64, requires_grad=True)
+    found = []
+    for attention in (bridge.attention, by_the_long_way):
+        (dk,) = torch.autograd.grad(attention(q, k, v, causal=True), k, dout, create_graph=True)
+        found.append(torch.autograd.grad(dk.sin().sum(), (q, k, v, dout)))
+    for x, y in zip(*found, strict=True):
+        assert torch.equal(x, y)
+
+
+def test_what_was_kept_goes_when_the_graph_goes_and_stays_when_it_stays():
+    q, k, v = inputs()
+    out = bridge.attention(q, k, v)
+    first = torch.autograd.grad(out.sum(), q, retain_graph=True)[0]
+    assert out.grad_fn.kept is not None
+    assert torch.equal(first, torch.autograd.grad(out.sum(), q)[0])
+    assert out.grad_fn.kept is None
+    with pytest.raises(RuntimeError, match="second time"):
+        torch.autograd.grad(out.sum(), q)
+
+
+def test_writing_to_an_input_is_noticed_and_writing_to_out_is_harmless():
+    q, k, v = inputs()
+    moved = k.detach().clone()
+    out = bridge.attention(q, moved, v)
+    (expected,) = torch.autograd.grad(out.sum(), q, retain_graph=True)
+    with torch.no_grad():
+        out.zero_()
+    assert torch.equal(torch.autograd.grad(out.sum(), q, retain_graph=True)[0], expected)
+    moved.add_(1.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+def test_a_graph_that_lives_until_python_exits_leaves_no_message():
+    code = "import torch, attngrad.torch as b; x = torch.ones(1, 2, 3, 4, requires_grad=True); y = b.attention(x, x, x)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)  # noqa: S603
+    assert (done.stdout, done.stderr) == ("", "")
+
+
+@pytest.mark.parametrize("other", [
+    torch.zeros(2, 4, 9, 6).double(), torch.zeros(2, 2, 5, 6).double(), torch.zeros(4, 5, 6).double(),
+    torch.zeros(0, 4, 5, 6).double(), torch.zeros(2, 4, 5, 6),
+], ids=lambda x: f"{tuple(x.shape)} {x.dtype}")  # fmt: skip
+def test_an_input_replaced_by_one_of_another_shape_or_dtype_is_an_error(other):
+    q, k, v = inputs()
+    out = bridge.attention(q, k, v)
+    q.data = other
+    with pytest.raises(RuntimeError, match="must be the same in the backward pass"):
+        torch.autograd.grad(out.sum(), k, retain_graph=True)
+    with pytest.raises((RuntimeError, TypeError, ValueError), match="attention: "):
+        torch.autograd.grad(out.sum(), k, create_graph=True)
+
+
+def test_what_looks_on_takes_the_long_way():
+    q, k, v = inputs()
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            return function(*args, **(kwargs or {}))
+
+    class Subclass(torch.Tensor):
+        pass
+
+    assert _plain.kind_of(q, k, v) == 0
+    assert _plain.kind_of(q, k, v.float()) is None
+    assert _plain.kind_of(torch._neg_view(-q), k, v) is None
+    assert torch.equal(bridge.attention(torch._neg_view(-q), k, v), bridge.attention(q, k, v))
+    assert _plain.kind_of(q, k, v.detach().to_sparse()) is None
+    assert _plain.kind_of(q, k, v.to("meta")) is None
+    assert _plain.kind_of(q, k, v.numpy(force=True)) is None
+    assert _plain.kind_of(q, k, v.as_subclass(Subclass)) is None
+    with Mode():
+        assert _plain.kind_of(q, k, v) is None
+        assert torch.equal(bridge.attention(q, k, v), bridge.attention(q, k, v))
+    with torch.autograd.forward_ad.dual_level():
+        assert _plain.kind_of(q, k, v) is None
+    assert torch.func.vmap(lambda q: torch.tensor(_plain.kind_of(q, k, v) is None))(q).all()
+
+
+@pytest.mark.usefixtures("plain")
+def test_default_device_and_dtype_do_not_matter():
+    q, k, v = inputs(torch.float32)
+    expected = torch.autograd.grad(bridge.attention(q, k, v).sum(), q)[0]
+    before = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.float64)
+        with torch.device("meta"):
+            actual = torch.autograd.grad(bridge.attention(q, k, v).sum(), q)[0]
+    finally:
+        torch.set_default_dtype(before)
+    assert actual.device.type == "cpu"
+    assert torch.equal(actual, expected)
+
+
+@pytest.mark.usefixtures("plain")
+def test_one_query_without_gradient_is_what_numpy_gives():
+    q, k, v = (x.detach() for x in inputs(torch.float32, ((3, 4, 1, 8), (3, 4, 300, 8), (3, 4, 300, 8))))
+    out, lse = bridge.attention(q, k, v, return_lse=True)
+    expected = attngrad.attention(q.numpy(), k.numpy(), v.numpy(), return_lse=True)
+    assert np.array_equal(out.numpy(), expected[0])
+    assert np.array_equal(lse.numpy(), expected[1])
