@@ -26,9 +26,9 @@ _HOME = {
     "dropout_mask": "functional",
     "FormulaReport": "formulas",
     "audit_formula": "formulas",
-    "Gradients": "core.options",
+    "Gradients": "core.operands",
     "Options": "core.options",
-    "Operands": "core.options",
+    "Operands": "core.operands",
     "MultiHeadAttention": "layers",
     "trace": "explain.trace",
     "Trace": "explain.trace",
@@ -75,7 +75,8 @@ if TYPE_CHECKING:
     from attngrad import errata, layers, optim, reference, testing
     from attngrad.auditor import AuditReport, audit
     from attngrad.backends.cpu.threads import get_num_threads, set_num_threads
-    from attngrad.core.options import Gradients, Operands, Options
+    from attngrad.core.operands import Gradients, Operands
+    from attngrad.core.options import Options
     from attngrad.explain.trace import Trace, trace
     from attngrad.formulas import FormulaReport, audit_formula
     from attngrad.functional import (

@@ -9,24 +9,28 @@ from typing import Any, Literal, Unpack, overload
 import numpy as np
 import numpy.typing as npt
 
-from attngrad.backends.cpu import kernels
+from attngrad import backends
+from attngrad.backends import reference as dense
+from attngrad.backends.cpu import keep_mask
+from attngrad.backends.protocol import SecondOrder
+from attngrad.core import option_checks
 from attngrad.core.arrays import Array, NDArray, kind_of
-from attngrad.core.checks import check_floating, fail, plain
-from attngrad.core.options import (
-    Gradients,
-    OptionArguments,
-    ScoreArguments,
+from attngrad.core.binding import (
     bind,
     bind_primals,
     bind_tangents,
     bind_wrt,
     check_cotangents,
-    check_dropout,
     check_wrt,
     refuse_lse,
     require_cotangent,
     require_numpy,
 )
+from attngrad.core.checks import check_floating, fail, plain
+from attngrad.core.operands import Gradients
+from attngrad.core.options import OptionArguments, ScoreArguments
+
+_BACKEND = backends.find("numpy", "cpu")
 
 
 def _round(x: Array, q: Array) -> NDArray:
@@ -69,7 +73,7 @@ def attention(q: NDArray, k: NDArray, v: NDArray, **options: Unpack[OptionArgume
            [0.33333333, 0.33333333, 0.33333333]])
     """
     x, o, return_lse = bind("attention", q, k, v, options)
-    out, lse = kernels.forward(x, o)
+    out, lse, _ = _BACKEND.forward(x, o, save=False)
     return (out, lse) if return_lse else out
 
 
@@ -101,14 +105,14 @@ def vjp(q: NDArray, k: NDArray, v: NDArray, **options: Unpack[OptionArguments]) 
            [0.5, 0. ]])
     """
     x, o, return_lse = bind("vjp", q, k, v, options)
-    out, lse, saved = kernels.forward_saving(x, o)
+    out, lse, residuals = _BACKEND.forward(x, o)
 
     def pullback(
         dout: NDArray | None, dlse: NDArray | None = None, *, wrt: str | Collection[str] | None = None
     ) -> Gradients:
         require_cotangent("pullback", dout, dlse)
         dout, dlse = check_cotangents("pullback", x, dout, dlse)
-        return kernels.backward(x, o, saved, dout, dlse, wrt=bind_wrt("pullback", x, wrt))
+        return _BACKEND.backward(x, o, residuals, dout, dlse, wanted=bind_wrt("pullback", x, wrt))
 
     return ((out, lse) if return_lse else out), pullback
 
@@ -134,7 +138,7 @@ def jvp(
     q, k, v = bind_primals("jvp", primals)
     x, o, return_lse = bind("jvp", q, k, v, options)
     t = bind_tangents("jvp", x, tangents, bias_dot, sinks_dot)
-    out, lse, out_dot, lse_dot = kernels.forward_tangent(x, o, t)
+    out, lse, out_dot, lse_dot = _BACKEND.forward_tangent(x, o, t)
     return ((out, lse), (out_dot, lse_dot)) if return_lse else (out, out_dot)
 
 
@@ -187,7 +191,7 @@ def second_order(
     dlse: NDArray | None = None,
     dlse_dot: NDArray | None = None,
     **options: Unpack[OptionArguments],
-) -> kernels.SecondOrder:
+) -> SecondOrder:
     """``hvp`` on behalf of ``function``, with out and out_dot in the accumulation dtype."""
     q, k, v = bind_primals(function, primals)
     x, o, return_lse = bind(function, q, k, v, options)
@@ -196,7 +200,7 @@ def second_order(
     require_cotangent(function, dout, dlse)
     dout, dlse = check_cotangents(function, x, dout, dlse)
     dout_dot, dlse_dot = check_cotangents(function, x, dout_dot, dlse_dot, "_dot")
-    return kernels.second_order(x, o, t, dout, dout_dot, dlse, dlse_dot)
+    return _BACKEND.backward_tangent(x, o, t, dout, dout_dot, dlse, dlse_dot)
 
 
 def jacobian(q: NDArray, k: NDArray, v: NDArray, wrt: str = "q", **options: Unpack[OptionArguments]) -> NDArray:
@@ -209,7 +213,7 @@ def jacobian(q: NDArray, k: NDArray, v: NDArray, wrt: str = "q", **options: Unpa
     x, o, return_lse = bind("jacobian", q, k, v, options)
     refuse_lse("jacobian", return_lse)
     check_wrt("jacobian", x, wrt)
-    return _round(kernels.jacobian(x, o, wrt), x.q)
+    return _round(dense.jacobian(x, o, wrt), x.q)
 
 
 @overload
@@ -233,7 +237,7 @@ def attention_weights(q: NDArray, k: NDArray, **options: Unpack[OptionArguments]
            [0.5, 0.5]])
     """
     x, o, return_lse = bind("attention_weights", q, k, k, options)
-    weights, lse = kernels.weights(x, o)
+    weights, lse = dense.weights(x, o)
     return (_round(weights, x.q), lse) if return_lse else _round(weights, x.q)
 
 
@@ -247,7 +251,7 @@ def softmax_jacobian(scores: NDArray) -> NDArray:
     require_numpy("softmax_jacobian", scores=scores)
     scores = plain(scores)
     check_floating("softmax_jacobian", "scores", scores)
-    return _round(kernels.softmax_jacobian(scores), scores)
+    return _round(dense.softmax_jacobian(scores), scores)
 
 
 def segments_from_lengths(lengths: Sequence[int] | NDArray) -> npt.NDArray[np.int32]:
@@ -286,9 +290,8 @@ def dropout_mask(shape: Sequence[int], rate: float, seed: int) -> npt.NDArray[np
     array([[ True, False,  True,  True, False],
            [False,  True, False,  True,  True]])
     """
-    value, number = check_dropout("dropout_mask", rate, seed, name="rate")
-    if number is None:
-        fail(TypeError, "dropout_mask", "seed", "be an integer", "None")
+    value = option_checks.dropout("dropout_mask", rate, None, name="rate")
+    number = option_checks.seed("dropout_mask", seed, None)
     try:
         axes = tuple(operator.index(n) for n in shape)
     except TypeError:
@@ -296,7 +299,7 @@ def dropout_mask(shape: Sequence[int], rate: float, seed: int) -> npt.NDArray[np
     if len(axes) < 2 or min(axes) < 0:
         fail(ValueError, "dropout_mask", "shape", "be (..., heads, queries, keys) with no axis negative", axes)
     try:
-        keep: npt.NDArray[np.bool_] = kernels.keep_mask(axes, value, number)
+        keep: npt.NDArray[np.bool_] = keep_mask(axes, value, number)
     except ValueError:  # too many axes, or entries: NumPy says which
         fail(ValueError, "dropout_mask", "shape", "be one that an array can have", axes)
     return keep

@@ -16,9 +16,9 @@ import numpy as np
 
 from attngrad.core import checks
 from attngrad.core.arrays import NDArray, kind_of
+from attngrad.core.binding import require_numpy
 from attngrad.core.checks import check_floating, fail
 from attngrad.core.dtypes import ACCUMULATE
-from attngrad.core.options import require_numpy
 
 __all__ = ["SGD", "Adam", "LossScaler", "Optimizer", "clip_by_global_norm"]
 

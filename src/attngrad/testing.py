@@ -14,7 +14,8 @@ import numpy as np
 
 from attngrad import reference
 from attngrad.core.arrays import NDArray
-from attngrad.core.options import Gradients, OptionArguments, Tangents
+from attngrad.core.operands import Gradients, Tangents
+from attngrad.core.options import OptionArguments
 
 if TYPE_CHECKING:
     from attngrad.auditor.cases import Case

@@ -25,7 +25,7 @@ except ImportError as error:
 
 from attngrad.core.checks import fail
 from attngrad.torch._attention import attention, autocast
-from attngrad.torch._passes import wide_dtype
+from attngrad.torch._tensors import wide_dtype
 from attngrad.torch._weights import attention_weights
 
 __all__ = ["attention_forward", "register"]

@@ -13,7 +13,8 @@ from attngrad.auditor.budget import LIMITS, Limits
 from attngrad.auditor.cases import cases
 from attngrad.auditor.pipeline import Pipeline
 from attngrad.auditor.truth import Truth
-from attngrad.core.options import Tangents, bind
+from attngrad.core.binding import bind
+from attngrad.core.operands import Tangents
 
 # --- the pipeline is the book ----------------------------------------------------------------------------------------
 

@@ -83,7 +83,7 @@ def mean_ratios(name: str) -> dict[str, float]:
 @pytest.mark.parametrize("name", first(1, ["bfloat16", "float64", "float32", "float16"]))
 def test_on_average_no_result_errs_more_than_that_of_torch(name, isa):
     # In a process of its own, without AMX for torch: on some virtual machines it dies of it.
-    env = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}
+    env = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX512_CORE", "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, __file__, name, isa]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)  # noqa: S603
     means = json.loads(done.stdout)

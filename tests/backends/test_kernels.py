@@ -17,8 +17,10 @@ from tiers import first
 
 import attngrad
 from attngrad import Gradients, _native, reference
-from attngrad.backends.cpu import kernels
-from attngrad.core.options import bind
+from attngrad.backends import cpu
+from attngrad.backends import reference as dense
+from attngrad.backends.cpu import arrays
+from attngrad.core.binding import bind
 from attngrad.testing import relative_error
 
 NARROW = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -458,7 +460,7 @@ def test_what_the_kernels_are_given_is_aligned():
     """x86 forgives an unaligned read, so the results alone would not tell."""
     raw = np.zeros(2 * 3 * 4 * 8 + 1, np.uint8)[1:].view(np.float64).reshape(1, 2, 3, 4)
     assert not raw.flags.aligned
-    for prepared in (kernels._rows(raw), kernels._contiguous(raw)):
+    for prepared in (arrays.rows(raw), arrays.contiguous(raw)):
         assert prepared.flags.aligned
 
 
@@ -466,11 +468,11 @@ def test_what_the_kernels_are_given_is_aligned():
 def test_a_shard_sees_its_part_of_the_global_dropout_mask(dtype):
     c = make(("dropout",), Shape((3,), 4, 2, 40, 60, 8, 6)).cast(dtype)
     x, o, _ = bind("test", *c.qkv, c.options)
-    whole, _ = kernels.weights(x, o)
+    whole, _ = dense.weights(x, o)
     keep = attngrad.dropout_mask(whole.shape, o.dropout, o.seed) / (1 - o.dropout)
     b, h, i, j = slice(1, 3), slice(2, 4), slice(7, 31), slice(13, 58)
     part = x._replace(q=c.q[b, h, i], k=c.k[b, 1:2, j], v=c.v[b, 1:2, j], origin=(1, 2, 7, 13))
-    weights, _ = kernels.weights(part, o)
+    weights, _ = dense.weights(part, o)
     expected = (weights * keep[b, h, i, j]) @ part.v
-    assert relative_error(kernels.forward(part, o)[0], expected) < (1e-12 if dtype is np.float64 else 1e-5)
+    assert relative_error(cpu.forward(part, o)[0], expected) < (1e-12 if dtype is np.float64 else 1e-5)
     assert relative_error(reference.forward(part, o).out, expected) < (1e-12 if dtype is np.float64 else 1e-5)

@@ -8,7 +8,7 @@ import pytest
 from bench_tools import FB, TINY, F, checked, ids
 
 from attngrad import reference
-from attngrad.core.options import bind
+from attngrad.core.binding import bind
 from benchmarks import grid, memory, peers, runner, verify
 from benchmarks.cases import TANGENTS, Case, dims
 from benchmarks.numpy_peer import NumPy

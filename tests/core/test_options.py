@@ -11,7 +11,7 @@ import pytest
 import attngrad
 import torch
 from attngrad import Operands, Options
-from attngrad.core.options import bind
+from attngrad.core.binding import bind
 
 RNG = np.random.default_rng(0)
 Q = RNG.standard_normal((2, 4, 3, 8))

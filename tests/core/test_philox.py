@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import attngrad
-from attngrad.backends.cpu import kernels
+from attngrad.backends import cpu
 from attngrad.core.philox import keep_mask, philox
 
 # Counter, key, words: the known-answer vectors of the generator's authors.
@@ -31,12 +31,12 @@ def test_the_published_vectors(counter, key, words):
 @pytest.mark.parametrize("origin", [(0, 0, 0, 0), (3, 1, 17, 6)])
 def test_native_and_readable_masks_are_equal(shape, origin):
     seed = 0x0123456789ABCDEF
-    assert np.array_equal(kernels.keep_mask(shape, 0.3, seed, origin), keep_mask(shape, 0.3, seed, origin))
+    assert np.array_equal(cpu.keep_mask(shape, 0.3, seed, origin), keep_mask(shape, 0.3, seed, origin))
 
 
 def test_a_shard_sees_its_part_of_the_whole_mask():
-    whole = kernels.keep_mask((4, 6, 20, 30), 0.5, 99)
-    part = kernels.keep_mask((2, 3, 7, 11), 0.5, 99, (1, 2, 5, 9))
+    whole = cpu.keep_mask((4, 6, 20, 30), 0.5, 99)
+    part = cpu.keep_mask((2, 3, 7, 11), 0.5, 99, (1, 2, 5, 9))
     assert np.array_equal(part, whole[1:3, 2:5, 5:12, 9:20])
 
 

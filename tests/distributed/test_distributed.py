@@ -16,7 +16,9 @@ from ring_workers import Pool, positions, run_case
 import attngrad
 import torch
 from attngrad import reference
-from attngrad.core.options import Operands, Options
+from attngrad.backends import cpu
+from attngrad.core.operands import Operands
+from attngrad.core.options import Options
 from attngrad.distributed import plan, shard
 from attngrad.distributed._layout import Layout, even
 from attngrad.distributed._ring import Job
@@ -282,7 +284,7 @@ def test_zigzag_balances_causal_work():
     assert max(seen["contiguous"]) > 5 * min(seen["contiguous"])
     for layout in LAYOUTS:
         where, o = Layout(layout, even(n, ranks, layout)), Options(1.0, causal=True)
-        job, x = Job(o, where, where), Operands(None, None, None)
+        job, x = Job(o, cpu, where, where), Operands(None, None, None)
         for rank in range(ranks):
             tiles = [tile for source in range(ranks) for tile in job.tiles(x, rank, where.runs(source))]
             assert (
@@ -312,7 +314,7 @@ def test_pieces_hold_every_token_once_and_stand_in_their_places(layout):
 def test_zigzag_balances_the_causal_work_of_every_piece():
     n, ranks, count = 96, 4, 3
     where, o = Layout("zigzag", even(n, ranks, "zigzag")), Options(1.0, causal=True)
-    job, x = Job(o, where, where), Operands(None, None, None)
+    job, x = Job(o, cpu, where, where), Operands(None, None, None)
     for piece in range(count):
         pairs = [
             sum(

@@ -53,7 +53,7 @@ def stop_when_noted(key: str) -> None:
 def rank_main(rank: int, ranks: int, path: str, pipe: Any, what: str, victim: int, step: int) -> None:
     """Forward and backward; the victim is struck by ``what`` in its tile number ``step`` of a pass."""
     import torch
-    from attngrad.backends.cpu import kernels
+    from attngrad.backends.cpu import parts
     from attngrad.distributed import RingError, ring_attention
     from torch import distributed as dist
 
@@ -74,10 +74,10 @@ def rank_main(rank: int, ranks: int, path: str, pipe: Any, what: str, victim: in
     if rank == victim and cause == "stop while it waits":
         threading.Thread(target=stop_when_noted, args=(f"attngrad/ring/waits/{rank}",), daemon=True).start()
     elif (rank == victim and cause != "absence") or (rank == (victim - 1) % ranks and cause == "stop while it waits"):
-        name = {"forward": "forward_saving", "backward": "backward", "tangent": "forward_tangent"}[stage]
-        whole, calls = getattr(kernels, name), 0
+        name = {"forward": "forward", "backward": "backward", "tangent": "forward_tangent"}[stage]
+        whole, calls = getattr(parts, name), 0
 
-        def struck(*args: Any) -> Any:
+        def struck(*args: Any, **how: Any) -> Any:
             nonlocal calls
             calls += 1
             if calls == step:
@@ -87,9 +87,9 @@ def rank_main(rank: int, ranks: int, path: str, pipe: Any, what: str, victim: in
                     time.sleep(SLOW)
                 else:
                     os.kill(os.getpid(), signal.SIGKILL if cause == "death" else signal.SIGSTOP)
-            return whole(*args)
+            return whole(*args, **how)
 
-        setattr(kernels, name, struck)
+        setattr(parts, name, struck)
     timeout, metronome, begin = timeout_of(what), Metronome(), time.monotonic()
     metronome.start()
     try:

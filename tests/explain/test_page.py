@@ -21,7 +21,7 @@ from cases import EVERYTHING, OPTIONS, SHAPES, make
 
 import attngrad
 from attngrad import reference
-from attngrad.core.options import bind
+from attngrad.core.binding import bind
 from attngrad.explain.html import WHOLE, WINDOW
 
 CHROMIUM = next(

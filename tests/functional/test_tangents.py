@@ -15,7 +15,7 @@ from passes import all_passes, assert_equal_to_the_reference, assert_within_the_
 
 import attngrad
 from attngrad import Gradients, reference
-from attngrad.core.options import Tangents
+from attngrad.core.operands import Tangents
 from attngrad.testing import relative_error
 
 options = st.lists(st.sampled_from(list(OPTIONS)), unique=True, max_size=6).map(tuple)

@@ -19,7 +19,7 @@ import attngrad
 import attngrad.jax as bridge
 import jax
 import torch
-from attngrad.backends.cpu import kernels
+from attngrad.backends import cpu
 from attngrad.jax import _ffi
 from attngrad.testing import relative_error
 
@@ -133,13 +133,13 @@ def test_every_second_derivative_equals_that_of_a_dense_attention(names):
 
 
 def test_check_grads_notices_a_wrong_gradient(monkeypatch):
-    right = kernels.backward
+    right = cpu.backward
 
     def wrong(*args, **kwargs):
         grads = right(*args, **kwargs)
         return grads._replace(k=grads.k * 1.01)
 
-    monkeypatch.setattr(kernels, "backward", wrong)
+    monkeypatch.setattr(cpu, "backward", wrong)
     ours, _, inputs = problem(make((), SMALL))
     with pytest.raises(AssertionError):
         check_grads(ours, inputs, order=1, modes=["rev"])
@@ -259,9 +259,9 @@ def test_every_dtype_gives_what_the_numpy_functions_give(dtype, x64):
 
 def test_nothing_is_copied_on_the_way_in_and_out(monkeypatch):
     seen = []
-    forward, backward = kernels.forward, kernels.backward
-    monkeypatch.setattr(kernels, "forward", lambda x, o, into: seen.append((x, into)) or forward(x, o, into))
-    monkeypatch.setattr(kernels, "backward", lambda *a, into: seen.append((a[0], into)) or backward(*a, into=into))
+    forward, backward = cpu.forward, cpu.backward
+    monkeypatch.setattr(cpu, "forward", lambda x, o, save, into: seen.append((x, into)) or forward(x, o, save=save, into=into))
+    monkeypatch.setattr(cpu, "backward", lambda *a, into: seen.append((a[0], into)) or backward(*a, into=into))
     q = jnp.asarray(np.random.default_rng(0).standard_normal((4, 8, 64, 32)))
 
     def same(arrays, expected):
@@ -277,11 +277,18 @@ def test_nothing_is_copied_on_the_way_in_and_out(monkeypatch):
 
 
 def test_a_forward_pass_alone_saves_nothing(monkeypatch):
-    monkeypatch.setattr(kernels, "forward_saving", None)
+    forward = cpu.forward
+
+    def checked(x, o, *, save, into):
+        if save:
+            raise ValueError("it saves")
+        return forward(x, o, save=save, into=into)
+
+    monkeypatch.setattr(cpu, "forward", checked)
     q = jnp.asarray(np.random.default_rng(0).standard_normal((2, 3, 4)))
     out = jax.jit(lambda q: bridge.attention(q, q, q))(q)
     assert np.array_equal(np.asarray(out), attngrad.attention(*(np.asarray(q),) * 3))
-    with pytest.raises(RuntimeError, match="'NoneType' object is not callable"):  # a pass for a gradient does save
+    with pytest.raises(RuntimeError, match="it saves"):  # a pass for a gradient does save
         jax.block_until_ready(jax.jit(jax.grad(lambda q: bridge.attention(q, q, q).sum()))(q))
 
 

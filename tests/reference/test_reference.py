@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import torch
 from attngrad import reference, testing
-from attngrad.core.options import Gradients
+from attngrad.core.operands import Gradients
 from attngrad.testing import complex_step_hvp, complex_step_jvp, complex_step_vjp, relative_error
 
 COMBINATIONS = [*SINGLES, *PAIRS, EVERYTHING]

@@ -18,7 +18,7 @@ from passes import all_passes
 import attngrad
 from attngrad import reference
 from attngrad.core.dtypes import BFLOAT16
-from attngrad.core.options import Tangents
+from attngrad.core.operands import Tangents
 
 WHAT = "calls"
 NUMBERS = (0, 1, -1, 2**31 - 1, -(2**31), 2**31, 2**63 - 1, -(2**63), 2**63, 2**64, 10**30, 0.5, -0.0, 1e-320, 1e308,

@@ -26,7 +26,7 @@ from passes import all_passes, redraw
 import attngrad
 from attngrad import _native, reference
 from attngrad.core.dtypes import ACCUMULATE
-from attngrad.core.options import Tangents
+from attngrad.core.operands import Tangents
 from attngrad.testing import rms_error, rounding_bound
 
 WHAT = "cases"

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from attngrad.core.options import Tangents
+from attngrad.core.operands import Tangents
 
 
 class Shape(NamedTuple):

@@ -10,7 +10,7 @@ from cases import Case
 
 import attngrad
 from attngrad import reference
-from attngrad.core.options import Tangents
+from attngrad.core.operands import Tangents
 from attngrad.testing import relative_error, rms_error, rounding_bound
 
 

@@ -134,7 +134,7 @@ def run_case(group: Any, rank: int, case: Any, layout: str, lengths: tuple[Any, 
 
     import torch
     from attngrad.distributed import ring_attention
-    from attngrad.torch._passes import to_array, to_tensor
+    from attngrad.torch._tensors import to_array, to_tensor
     from torch import distributed as dist
 
     ranks = dist.get_world_size(group)

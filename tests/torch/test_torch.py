@@ -11,9 +11,9 @@ from torch.autograd import forward_ad, gradcheck, gradgradcheck
 import attngrad
 import attngrad.torch as bridge
 import torch
-from attngrad.backends.cpu import kernels
+from attngrad.backends import cpu
 from attngrad.testing import relative_error, rms_error, rounding_bound
-from attngrad.torch import _plain
+from attngrad.torch import _direct, _functions
 
 SMALL = Shape((2,), 2, 1, 2, 3, 2, 1)
 GRID = [*SINGLES, EVERYTHING, ("causal", "bias", "sinks"), ("mask", "softcap", "bias of a head")]
@@ -80,14 +80,14 @@ def test_gradgradcheck_with_forward_over_reverse_and_batched_gradients(names):
 
 @pytest.mark.parametrize("names", [(), ("mask",)], ids=label)
 def test_gradcheck_notices_a_wrong_gradient(names, monkeypatch):
-    right, plain = kernels.backward, _plain._backward
+    right, by_address = cpu.backward, _direct.backward
 
     def wrong(*args, **kwargs):
         grads = right(*args, **kwargs)
         return grads._replace(q=grads.q * 1.01)
 
-    monkeypatch.setattr(kernels, "backward", wrong)
-    monkeypatch.setattr(_plain, "_backward", lambda *args: (plain(*args)[0] * 1.01, *plain(*args)[1:]))
+    monkeypatch.setattr(cpu, "backward", wrong)
+    monkeypatch.setattr(_direct, "backward", lambda *args: (by_address(*args)[0] * 1.01, *by_address(*args)[1:]))
     function, inputs = problem(make(names, SMALL))
     assert not gradcheck(function, inputs, raise_exception=False)
 
@@ -286,7 +286,7 @@ def test_a_jvp_is_linear_in_its_tangent_to_any_order():
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_every_dtype_gives_what_the_numpy_functions_give(dtype):
-    from attngrad.torch._passes import to_array
+    from attngrad.torch._tensors import to_array
 
     generator = torch.Generator().manual_seed(0)
     q, k, v, dout = (torch.randn(2, 3, 5, 4, generator=generator).to(dtype) for _ in range(4))
@@ -325,8 +325,8 @@ def test_sixteen_bit_double_backward_is_within_the_rounding_bound():
 
 def test_gradients_are_computed_where_they_are_asked_for(monkeypatch):
     found = []
-    backward = kernels.backward
-    monkeypatch.setattr(kernels, "backward", lambda *a, **k: found.append(backward(*a, **k)) or found[-1])
+    backward = cpu.backward
+    monkeypatch.setattr(cpu, "backward", lambda *a, **k: found.append(backward(*a, **k)) or found[-1])
     given = {"q": torch.randn(2, 3, 4), "k": torch.randn(2, 3, 4), "v": torch.randn(2, 3, 4)}
     given |= {"bias": torch.randn(3, 3), "sinks": torch.randn(2)}
     leaves = {name: x.requires_grad_() for name, x in given.items()}
@@ -350,13 +350,13 @@ def test_float32_bias_and_sinks_beside_bfloat16_keep_their_dtype():
 
 def test_nothing_is_copied_in_or_out(monkeypatch):
     seen = []
-    forward = kernels.forward
-    monkeypatch.setattr(kernels, "forward", lambda x, o: seen.append((x, forward(x, o))) or seen[-1][1])
+    forward = cpu.forward
+    monkeypatch.setattr(cpu, "forward", lambda x, o, **how: seen.append((x, forward(x, o, **how))) or seen[-1][1])
     for dtype in (torch.float32, torch.bfloat16):
         packed = torch.randn(2, 5, 3, 2, 8).to(dtype)  # (batch, tokens, q k v, heads, features)
         q, k, v = (packed[:, :, i].transpose(1, 2) for i in range(3))
         out = bridge.attention(q, k, v, mask=torch.ones(5, 5, dtype=torch.bool))
-        x, (array, _) = seen[-1]
+        x, (array, *_) = seen[-1]
         assert [a.ctypes.data for a in (x.q, x.k, x.v)] == [t.data_ptr() for t in (q, k, v)]
         assert out.data_ptr() == array.ctypes.data
 
@@ -379,7 +379,7 @@ def test_what_was_kept_goes_when_the_graph_goes_and_stays_when_it_stays():
     q = torch.randn(2, 3, 4, requires_grad=True)
     out = bridge.attention(q, q, q, mask=torch.ones(3, 3, dtype=torch.bool), causal=True)
     node = out.grad_fn
-    kept = weakref.ref(node.arrays.saved.out)
+    kept = weakref.ref(node.kept.saved[0])
     (first,) = torch.autograd.grad(out.sum(), q, retain_graph=True)
     (second,) = torch.autograd.grad(out.sum(), q)
     assert torch.equal(first, second)
@@ -395,7 +395,7 @@ def test_saved_tensor_hooks_see_all_that_is_saved():
     with torch.autograd.graph.saved_tensors_hooks(lambda x: seen.append(x.shape) or x, lambda x: x):
         out = bridge.attention(q, q, q)
     assert len(seen) == 6  # q, k, v, out and two numbers a row
-    assert not hasattr(out.grad_fn, "arrays")
+    assert not hasattr(out.grad_fn, "kept")
 
 
 def test_writing_to_the_output_does_not_spoil_the_gradient():
@@ -437,8 +437,14 @@ def test_forward_ad_with_dual_tensors():
 
 
 def test_no_grad_and_detached_inputs_save_nothing(monkeypatch):
-    monkeypatch.setattr(kernels, "forward_saving", None)
-    monkeypatch.setattr(_plain, "_apply", None)
+    forward = cpu.forward
+
+    def checked(x, o, *, save):
+        assert not save
+        return forward(x, o, save=save)
+
+    monkeypatch.setattr(cpu, "forward", checked)
+    monkeypatch.setattr(_functions, "direct", None)
     q = torch.randn(2, 3, 4, requires_grad=True)
     for options in ({}, {"mask": torch.ones(3, 3, dtype=torch.bool)}):
         with torch.no_grad():

@@ -9,7 +9,7 @@ from torch.autograd import forward_ad
 import attngrad.torch as bridge
 import torch
 from attngrad.torch import _ops
-from attngrad.torch._attention import _bind
+from attngrad.torch._passes import bind_inputs, bind_numbers
 from tests.torch.test_torch import problem
 
 SMALL = Shape((2,), 4, 2, 3, 4, 2, 3)
@@ -28,8 +28,8 @@ def arguments(names, dtype=torch.float64):
         if name in options:
             options[name] = options[name].to(dtype).requires_grad_()
     q, k, v = (torch.tensor(x, dtype=dtype, requires_grad=True) for x in case.qkv)
-    o, x = _bind("attention", q, k, v, options)
-    return case, _ops._arguments(o, x)
+    o = bind_numbers("attention", q.shape[-1], options)
+    return case, _ops._arguments(_ops._numbers_of(o), bind_inputs("attention", q, k, v, o, options))
 
 
 @pytest.mark.parametrize("names", [(), ("causal", "mask"), ("bias of a head", "sinks"), EVERYTHING], ids=label)
@@ -160,7 +160,7 @@ def test_forward_mode_never_passes_a_graph_in_silence():
         ):
             traced(dual)
         with pytest.raises(NotImplementedError, match=r"attngrad\.reference"):
-            torch.ops.attngrad.forward(dual, *_ops._arguments(*_bind("attention", q, q, q, {}))[1:])
+            torch.ops.attngrad.forward(dual, *arguments(())[1][1:])
     along = torch.compile(lambda q: torch.func.jvp(function, (q,), (q,)), fullgraph=True, backend="aot_eager")
     with pytest.raises(torch._dynamo.exc.Unsupported, match="cannot be traced"):
         along(q)

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 
 from attngrad.core.arrays import NDArray
+from attngrad.core.binding import bind
 from attngrad.core.checks import fail
 from attngrad.core.dtypes import KERNEL_DTYPES
-from attngrad.core.options import OPTION_NAMES, bind
+from attngrad.core.options import OPTION_NAMES
 
 Rng = np.random.Generator
 

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from attngrad.auditor.pipeline import Pipeline, attention_step
-from attngrad.core.options import Operands, Options
+from attngrad.core.operands import Operands
+from attngrad.core.options import Options
 from attngrad.reference import SoftCap
 from attngrad.reference.dense import (
     drop,

@@ -1,1 +1,53 @@
-"""Backends: what computes the passes."""
+"""Backends: what computes the passes; by name, or by the library and device of the arrays.
+
+A new one is a folder with the functions of ``protocol.Backend``, and a line of the registry.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import NamedTuple, cast
+
+from attngrad.backends.protocol import Backend
+
+
+class Entry(NamedTuple):
+    """One line of the registry: the module, and the libraries and devices whose arrays it is the default for."""
+
+    module: str
+    libraries: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
+
+
+REGISTRY = {
+    "cpu": Entry("attngrad.backends.cpu", ("numpy", "torch", "jax"), ("cpu",)),
+    "reference": Entry("attngrad.backends.reference"),  # dense: only where it is named
+}
+
+
+def get(name: str) -> Backend:
+    """The backend of this name.
+
+    >>> get("cpu").NAME
+    'cpu'
+    """
+    if name not in REGISTRY:
+        raise ValueError(f"attngrad: backend must be one of {', '.join(REGISTRY)}; got {name!r}.")
+    return cast(Backend, importlib.import_module(REGISTRY[name].module))
+
+
+def find(library: str, device: str) -> Backend:
+    """The backend for arrays of a library on a device: the first of the registry that has it.
+
+    >>> find("numpy", "cpu").NAME
+    'cpu'
+    """
+    for name, entry in REGISTRY.items():
+        if library in entry.libraries and device in entry.devices:
+            return get(name)
+    there = "; ".join(
+        f"{name}: {', '.join(entry.libraries)} on {', '.join(entry.devices)}"
+        for name, entry in REGISTRY.items()
+        if entry.libraries
+    )
+    raise ValueError(f"attngrad: arrays must be where a backend computes ({there}); got {library} on {device}.")

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from attngrad.core.dtypes import BFLOAT16, KERNEL_DTYPES
+from attngrad.core.spec import Spec
 
 Array = Any
 """An array of NumPy or of any array-API namespace."""
@@ -25,7 +26,7 @@ def namespace(x: Any) -> Any:
 
 def is_array(x: object) -> bool:
     """Whether ``x`` is an array of NumPy or of an array-API namespace."""
-    if isinstance(x, np.ndarray):
+    if isinstance(x, (np.ndarray, Spec)):
         return True
     if isinstance(x, (type, type(None), bool, int, float, complex, str, tuple, list, dict, np.generic)):
         return False
@@ -36,7 +37,7 @@ def is_array(x: object) -> bool:
 
 def is_floating(x: Any, kernels: bool) -> bool:
     """Whether the dtype is one that the kernels (else: that the reference) compute in."""
-    if isinstance(x, np.ndarray):
+    if isinstance(x, (np.ndarray, Spec)):
         if kernels:
             return x.dtype in KERNEL_DTYPES and x.dtype.isnative
         return x.dtype.kind in "fc" or bool(x.dtype == BFLOAT16)
@@ -45,14 +46,14 @@ def is_floating(x: Any, kernels: bool) -> bool:
 
 def is_boolean(x: Any) -> bool:
     """Whether the dtype is boolean."""
-    if isinstance(x, np.ndarray):
+    if isinstance(x, (np.ndarray, Spec)):
         return bool(x.dtype == np.bool_)
     return bool(namespace(x).isdtype(x.dtype, "bool"))
 
 
 def is_integer(x: Any) -> bool:
     """Whether the dtype is an integer one."""
-    if isinstance(x, np.ndarray):
+    if isinstance(x, (np.ndarray, Spec)):
         return x.dtype.kind in "iu"
     return bool(namespace(x).isdtype(x.dtype, "integral"))
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from attngrad.core.arrays import Array, is_array, is_floating, kind_of
 from attngrad.core.dtypes import SENTENCE
+from attngrad.core.spec import Spec
 
 
 def fail(error: type[Exception], function: str, argument: str, rule: str, got: object, remedy: str = "") -> NoReturn:
@@ -50,8 +51,8 @@ def check_flag(function: str, name: str, x: object) -> bool:
 
 
 def plain(x: Any) -> Any:
-    """An array of a subclass as a plain one: what a subclass says of its shape, or makes of its methods, is its own."""
-    return x if x is None or type(x) is np.ndarray else np.asarray(x)
+    """An array of a subclass as a base array: what a subclass makes of shapes and methods is its own."""
+    return x if x is None or type(x) in (np.ndarray, Spec) else np.asarray(x)
 
 
 def check_array(function: str, name: str, x: Any, dtype: Any = None, remedy: str = "") -> Array:

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn, Unpack
 
 import numpy as np
+import torch
+from torch import Tensor
 from torch.autograd import forward_ad
 
-import torch
-from attngrad.backends.cpu.kernels import Saved
+from attngrad import backends
 from attngrad.core.arrays import Array
+from attngrad.core.binding import bind
 from attngrad.core.checks import check_integer, fail
-from attngrad.core.options import Operands, OptionArguments, Options, Tangents, bind, reject_unknown
+from attngrad.core.operands import DIFFERENTIABLE, INPUTS, NUMBERS, QKV, Input, Operands, Tangents, unflatten
+from attngrad.core.options import ARRAYS, OPTIONS, STATIC, Kind, Option, OptionArguments, Options, reject_unknown
+from attngrad.core.spec import Spec
 from attngrad.distributed import _ring
 from attngrad.distributed._agreement import Record, agree, failed
 from attngrad.distributed._layout import Layout, check_layout
 from attngrad.distributed._transport import TIMEOUT, Ring, check_timeout, find_group
-from attngrad.torch._functions import recorded, transforms_active
-from attngrad.torch._passes import check_segments, check_tensor, to_array, to_tensor
-from torch import Tensor
+from attngrad.torch._functions import N_DIFFERENTIABLE, Attention, recorded
+from attngrad.torch._passes import bind_inputs, bind_numbers, given
+from attngrad.torch._private import forward_mode_active
+from attngrad.torch._tensors import Inputs, check_tensor, numpy_dtype, to_array, to_tensor, wide_dtype
 
 NAME = "ring_attention"
 
@@ -83,12 +89,9 @@ def ring_attention(
     ring = Ring(NAME, "forward", group, seconds)
     records = agree(ring, record, _SAME)
     assert local is not None  # noqa: S101 for mypy: agree has raised
-    call = _settle(local, records, ring)
-    x = local.tensors(any(r["tangents"] for r in records))
-    if recorded(x):
-        out, lse, *_ = _Attention.apply(call, ring, *x)  # type: ignore[no-untyped-call]
-    else:
-        out, lse, *_ = _Attention.forward(call, ring, *x)
+    passes = _settle(local, records, ring)
+    x = local.inputs(any(r["tangents"] for r in records))
+    out, lse, *_ = Attention.apply(passes, *x) if recorded(x) else passes.forward(x)
     if q.ndim == 2:
         out, lse = out[0], lse[0]
     return (out, lse) if options.get("return_lse", False) else out
@@ -96,27 +99,22 @@ def ring_attention(
 
 # --- agreement ------------------------------------------------------------------------------------------------------
 
-_SAME = (
+
+def _given(row: Option) -> str:
+    """What records call the question of whether an array is given, or of which dtype."""
+    if row.differentiable:
+        return f"the dtype of {row.name}"
+    return f"whether {row.name} {'are' if row.kind is Kind.IDS else 'is'} given"
+
+
+_SHAPES = ("number of axes", "leading axes", "query heads", "key heads", "features of q and k", "features of v")
+_SAME: tuple[tuple[str, type[Exception]], ...] = (
     ("layout", ValueError),
     ("dtype", TypeError),
-    ("number of axes", ValueError),
-    ("leading axes", ValueError),
-    ("query heads", ValueError),
-    ("key heads", ValueError),
-    ("features of q and k", ValueError),
-    ("features of v", ValueError),
-    ("scale", ValueError),
-    ("causal", ValueError),
-    ("window", ValueError),
-    ("softcap", ValueError),
-    ("dropout", ValueError),
-    ("seed", ValueError),
-    ("offset", ValueError),
+    *((name, ValueError) for name in _SHAPES),
+    *((row.name, ValueError) for row in (*STATIC, *ARRAYS) if not row.kind.is_array or row.kind is Kind.OFFSET),
     ("return_lse", ValueError),
-    ("the dtype of bias", TypeError),
-    ("the dtype of sinks", TypeError),
-    ("whether mask is given", ValueError),
-    ("whether segments are given", ValueError),
+    *((_given(row), TypeError if row.differentiable else ValueError) for row in ARRAYS if row.kind is not Kind.OFFSET),
     ("whether a gradient is asked for", ValueError),
     ("whether forward mode is on", ValueError),
 )
@@ -126,14 +124,7 @@ _SAME = (
 class _Local(NamedTuple):
     """The arguments of this rank, checked as far as one rank can; q, k and v with a heads axis."""
 
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    bias: Tensor | None
-    sinks: Tensor | None
-    mask: Tensor | None
-    segments: tuple[Tensor, Tensor] | None
-    offset: Array | int | None
+    x: Inputs
     options: Options
     return_lse: bool
     layout: str
@@ -143,91 +134,86 @@ class _Local(NamedTuple):
         """By the rules of the NumPy functions, on shapes and dtypes alone: values may belong to a transform."""
         reject_unknown(NAME, options)
         name = check_layout(NAME, layout)
-        given = {key: x for key, x in options.items() if x is not None or key in ("causal", "dropout", "return_lse")}
-        for key, x in (("q", q), ("k", k), ("v", v), *((n, given[n]) for n in ("bias", "sinks", "mask") if n in given)):
+        given = {key: x for key, x in options.items() if x is not None or key not in _OPTIONAL}
+        for key, x in (("q", q), ("k", k), ("v", v)):
             check_tensor(NAME, key, x)
-        if "segments" in given:
-            given["segments"] = check_segments(NAME, given["segments"])
-            for key, ids in zip(("q_segments", "k_segments"), given["segments"], strict=True):
-                if ids.dtype == torch.uint64 and (to_array(ids) >= 2**63).any():
-                    fail(ValueError, NAME, key, "have ids below 2**63", f"{to_array(ids).max()}")
-        offset = given.get("offset")
-        if isinstance(offset, Tensor):
-            check_tensor(NAME, "offset", offset)
-            offset = given["offset"] = to_array(offset)
-        if isinstance(given.get("seed"), Tensor):
-            given["seed"] = check_integer(NAME, "seed", given["seed"].item())
-        shapes = dict(given)
-        for key in ("bias", "mask"):  # their columns depend on the other ranks
-            if key in given:
-                shapes[key] = _blank(given[key], ())
-        if "sinks" in given:
-            shapes["sinks"] = _blank(given["sinks"], given["sinks"].shape)
-        if "segments" in given:
-            q_ids, k_ids = given["segments"]
-            k_shape = (*k_ids.shape[:-1], k.shape[-2]) if k_ids.ndim and k.ndim > 1 else k_ids.shape
-            shapes["segments"] = (_blank(q_ids, q_ids.shape), _blank(k_ids, k_shape))
-        _, o, return_lse = bind(NAME, _blank(q, q.shape), _blank(k, k.shape), _blank(v, v.shape), shapes)
+        numbers = bind_numbers(NAME, q.shape[-1] if q.ndim else 0, given)
+        flat = bind_inputs(NAME, q, k, v, numbers, given)._asdict()
+        for key in NUMBERS:
+            if isinstance(flat[key], Tensor):
+                flat[key] = to_array(flat[key])
+                if key in _SEEDS:
+                    flat[key] = check_integer(NAME, key, flat[key].item())
+        for i in INPUTS:
+            ids = flat[i.name]
+            if i.kind is Kind.IDS and ids is not None and ids.dtype == torch.uint64 and (to_array(ids) >= 2**63).any():
+                fail(ValueError, NAME, i.name, "have ids below 2**63", f"{to_array(ids).max()}")
+        specs = {i.name: _spec(i, flat[i.name], k) for i in INPUTS}
+        _, o, return_lse = bind(NAME, specs["q"], specs["k"], specs["v"], {**given, **unflatten(specs)})
         if q.ndim == 2:
-            q, k, v = q[None], k[None], v[None]
-        bias, mask = (_plane(given.get(key)) for key in ("bias", "mask"))
-        return cls(q, k, v, bias, given.get("sinks"), mask, given.get("segments"), offset, o, return_lse, name)
+            flat |= {n: flat[n][None] for n in QKV}
+        flat |= {i.name: _plane(flat[i.name]) for i in INPUTS if i.kind is Kind.PLANE}
+        return cls(Inputs(**flat), o, return_lse, name)
 
     def record(self) -> Record:
         """What the other ranks are told."""
-        o, differentiable = self.options, [x for x in (self.q, self.k, self.v, self.bias, self.sinks) if x is not None]
-        return {
+        x = self.x
+        found: Record = {
             "layout": self.layout,
-            "dtype": str(self.q.dtype),
-            "number of axes": self.q.ndim,
-            "leading axes": list(self.q.shape[:-3]),
-            "query heads": self.q.shape[-3],
-            "key heads": self.k.shape[-3],
-            "features of q and k": self.q.shape[-1],
-            "features of v": self.v.shape[-1],
-            "scale": o.scale,
-            "causal": o.causal,
-            "window": o.window,
-            "softcap": o.softcap,
-            "dropout": o.dropout,
-            "seed": o.seed,
-            "offset": _offset_record(self.offset),
+            "dtype": str(x.q.dtype),
+            "number of axes": x.q.ndim,
+            "leading axes": list(x.q.shape[:-3]),
+            "query heads": x.q.shape[-3],
+            "key heads": x.k.shape[-3],
+            "features of q and k": x.q.shape[-1],
+            "features of v": x.v.shape[-1],
             "return_lse": self.return_lse,
-            "the dtype of bias": None if self.bias is None else str(self.bias.dtype),
-            "the dtype of sinks": None if self.sinks is None else str(self.sinks.dtype),
-            "whether mask is given": self.mask is not None,
-            "whether segments are given": self.segments is not None,
-            "whether a gradient is asked for": torch.is_grad_enabled() and any(x.requires_grad for x in differentiable),
-            "whether forward mode is on": forward_ad._current_level >= 0,
-            "tokens": [self.q.shape[-2], self.k.shape[-2]],
-            "bias": None if self.bias is None else list(self.bias.shape),
-            "mask": None if self.mask is None else list(self.mask.shape),
-            "ids": None if self.segments is None else list(self.segments[1].shape),
-            "tangents": any(_moves(x) for x in differentiable),
+            "tokens": [x.q.shape[-2], x.k.shape[-2]],
+            "planes": {i.name: list(getattr(x, i.name).shape) for i in INPUTS if self._has(i, Kind.PLANE)},
+            "ids": {i.name: list(getattr(x, i.name).shape) for i in INPUTS if self._has(i, Kind.IDS)},
+        }
+        found |= {row.name: getattr(self.options, row.name) for row in STATIC}
+        arrays = unflatten(x._asdict())
+        for row in ARRAYS:
+            value = arrays.get(row.name)
+            if row.kind is Kind.OFFSET:
+                found[row.name] = _offset_record(value)
+            elif row.differentiable:
+                found[_given(row)] = None if value is None else str(value.dtype)
+            else:
+                found[_given(row)] = value is not None
+        differentiable = [y for y in x[:N_DIFFERENTIABLE] if y is not None]
+        wanted = torch.is_grad_enabled() and any(y.requires_grad for y in differentiable)
+        return found | {
+            "whether a gradient is asked for": wanted,
+            "whether forward mode is on": forward_mode_active(),
+            "tangents": any(_moves(y) for y in differentiable),
         }
 
-    def tensors(self, moving: bool) -> list[Tensor | None]:
+    def _has(self, i: Input, kind: Kind) -> bool:
+        return i.kind is kind and getattr(self.x, i.name) is not None
+
+    def inputs(self, moving: bool) -> Inputs:
         """The differentiable inputs; where another rank's move and none of these does, with a tangent of zero."""
-        x = [self.q, self.k, self.v, self.bias, self.sinks]
-        if moving and not any(_moves(y) for y in x if y is not None):
-            x[0] = forward_ad.make_dual(self.q, torch.zeros_like(self.q))  # type: ignore[no-untyped-call]
+        x = Inputs(*self.x[:N_DIFFERENTIABLE])
+        if moving and not any(_moves(y) for y in x[:N_DIFFERENTIABLE] if y is not None):
+            zero = forward_ad.make_dual(x.q, torch.zeros_like(x.q))  # type: ignore[no-untyped-call]
+            x = x._replace(q=zero)
         return x
 
 
-_DTYPES = {
-    dtype: to_array(torch.empty(0, dtype=dtype)).dtype
-    for dtype in (
-        *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128, torch.bool),
-        *(torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32, torch.uint64),
-    )
-}
+_OPTIONAL = {row.name for row in OPTIONS.values() if row.default is None}
+_SEEDS = {row.name for row in STATIC if row.kind is Kind.SEED}
 
 
-def _blank(x: Tensor, shape: Any) -> Array:
-    """An array of this shape and of the dtype of ``x``, without its values."""
-    if x.dtype not in _DTYPES:
-        fail(TypeError, NAME, "every input", "have a dtype that NumPy knows, or bfloat16", x.dtype)
-    return np.broadcast_to(np.zeros((), _DTYPES[x.dtype]), tuple(shape))
+def _spec(i: Input, x: Any, k: Tensor) -> Any:
+    """What this rank can check of an input: a plane's columns, and how many ids keys have, depend on the others."""
+    if not isinstance(x, Tensor):
+        return x
+    shape = () if i.kind is Kind.PLANE else tuple(x.shape)
+    if i.kind is Kind.IDS and i.name.startswith("k_") and x.ndim and k.ndim > 1:
+        shape = (*shape[:-1], k.shape[-2])
+    return Spec(shape, numpy_dtype(NAME, x))
 
 
 def _broadcasts(shape: list[int], target: tuple[int, ...]) -> bool:
@@ -239,7 +225,7 @@ def _plane(x: Tensor | None) -> Tensor | None:
 
 
 def _moves(x: Tensor) -> bool:
-    return forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None  # type: ignore[no-untyped-call]
+    return forward_mode_active() and forward_ad.unpack_dual(x).tangent is not None  # type: ignore[no-untyped-call]
 
 
 def _offset_record(offset: Array | int | None) -> Any:
@@ -253,141 +239,100 @@ def _offset_record(offset: Array | int | None) -> Any:
 
 
 @dataclass(frozen=True)
-class _Call:
-    """What the passes of one call share, and what the backward pass looks up again."""
+class RingPasses:
+    """The passes of one call, for the functions of attngrad.torch; the backward pass looks it up again."""
 
     job: _ring.Job
-    group: Any
-    timeout: float
-    number: int
+    opening: Ring
+    """That on which the ranks have agreed; the forward pass uses it up."""
     constants: dict[str, Any]
-    """mask, segments, offset: the operands without derivatives."""
+    """The operands without derivatives."""
+    out_is_residual: bool
+    """Where it is not rounded, for a shard is long."""
 
-    def ring(self, stage: str) -> Ring:
-        return Ring(NAME, stage, self.group, self.timeout)
+    @property
+    def options(self) -> Options:
+        """Those of the call."""
+        return self.job.options
 
-    def operands(self, tensors: Any) -> Operands:
-        return Operands(*map(to_array, tensors), **self.constants)
+    def permit(self, what: str) -> NoReturn:
+        """First derivatives alone."""
+        raise NotImplementedError(
+            f"{NAME}: {what} not available: the ring has first derivatives. "
+            "attngrad.torch.attention has second ones, in one process."
+        )
+
+    def _ring(self, stage: str) -> Ring:
+        return Ring(NAME, stage, self.opening.group, self.opening.timeout)
+
+    def _operands(self, x: Inputs) -> Operands:
+        return Operands(**{n: to_array(getattr(x, n)) for n in DIFFERENTIABLE}, **self.constants)
+
+    def forward(self, x: Inputs) -> tuple[Tensor, ...]:
+        """``out, lse``, and the residuals."""
+        ring = self.opening
+        with ring.guarded():
+            out, lse, residuals = _ring.forward(ring, self.job, self._operands(x))
+        return to_tensor(out), to_tensor(lse), *map(to_tensor, residuals[self.out_is_residual :])
+
+    def backward(self, x: Inputs, residuals: Sequence[Tensor], dout: Any, dlse: Any) -> tuple[Tensor, ...]:
+        """The gradients of the inputs that are given, summed over ranks."""
+        ring = self._ring("backward")
+        agree(ring, {"call": self.opening.number}, [("call", RuntimeError)])
+        kept, cotangents = [to_array(r) for r in residuals], (to_array(dout), to_array(dlse))
+        with ring.guarded():
+            return given(_ring.backward(ring, self.job, self._operands(x), kept, *cotangents))
+
+    def forward_tangent(self, x: Inputs, t: Sequence[Tensor | None]) -> tuple[Tensor, Tensor]:
+        """``out_dot, lse_dot``."""
+        dots = Tangents(*map(to_array, t))
+        ring, operands = self._ring("tangent"), self._operands(x)
+        moving = [dots.k is not None, dots.v is not None]
+        records = agree(ring, {"call": self.opening.number, "moving": moving}, [("call", RuntimeError)])
+        for i, name in enumerate(("k", "v")):
+            if getattr(dots, name) is None and any(r["moving"][i] for r in records):
+                dots = dots._replace(**{name: np.zeros_like(getattr(operands, name))})
+        with ring.guarded():
+            out_dot, lse_dot = _ring.tangent(ring, self.job, operands, dots)
+        return to_tensor(out_dot), to_tensor(lse_dot)
 
 
-def _settle(local: _Local, records: list[Record], ring: Ring) -> _Call:
+def _settle(local: _Local, records: list[Record], ring: Ring) -> RingPasses:
     """The layout of the whole; and the checks that need it, of every rank on every rank."""
     queries, keys = (Layout(local.layout, tuple(r["tokens"][i] for r in records)) for i in range(2))
     leading, heads = records[0]["leading axes"], records[0]["query heads"]
     for rank, r in enumerate(records):
         scores = (*leading, heads, queries.lengths[rank], keys.total)
-        for name in ("bias", "mask"):
-            if r[name] is not None:
+        for name, shape in r["planes"].items():
+            if not _broadcasts(shape, scores):
                 what = f"(..., Hq, queries of the rank, keys of all ranks) on rank {rank}"
-                if not _broadcasts(r[name], scores):
-                    fail(ValueError, NAME, name, f"broadcast to {what} = {scores}", f"shape {tuple(r[name])}")
-        if r["ids"] is not None and r["ids"][-1] not in (keys.lengths[rank], keys.total):
-            rule = f"have {keys.total} ids along axis -1, one a token"
-            if len(records) > 1:
-                rule += f", or {keys.lengths[rank]}, one a key of rank {rank}"
-            fail(ValueError, NAME, "k_segments", rule, f"shape {tuple(r['ids'])}")
-    segments = None
-    if local.segments is not None:
-        q_ids, k_ids = (to_array(ids).astype(np.int64, copy=False) for ids in local.segments)
-        if k_ids.shape[-1] != keys.lengths[ring.rank]:
-            runs = [k_ids[..., run.there] for run in keys.runs(ring.rank)]
-            k_ids = np.concatenate(runs, axis=-1) if runs else k_ids[..., :0]
-        segments = q_ids, np.broadcast_to(k_ids, (*leading, k_ids.shape[-1]))
-    offset = keys.total - queries.total if local.offset is None else local.offset
-    constants = {"mask": to_array(local.mask), "segments": segments, "offset": offset}
-    return _Call(_ring.Job(local.options, queries, keys), ring.group, ring.timeout, ring.number, constants)
+                fail(ValueError, NAME, name, f"broadcast to {what} = {scores}", f"shape {tuple(shape)}")
+        for name, shape in r["ids"].items():
+            if name.startswith("k_") and shape[-1] not in (keys.lengths[rank], keys.total):
+                rule = f"have {keys.total} ids along axis -1, one a token"
+                if len(records) > 1:
+                    rule += f", or {keys.lengths[rank]}, one a key of rank {rank}"
+                fail(ValueError, NAME, name, rule, f"shape {tuple(shape)}")
+    arrays = unflatten(local.x._asdict())
+    constants: dict[str, Any] = {}
+    for row in ARRAYS:
+        value = arrays.get(row.name)
+        if row.kind is Kind.OFFSET:
+            constants[row.name] = keys.total - queries.total if value is None else value
+        elif row.kind is Kind.IDS and value is not None:
+            constants[row.name] = _own_ids(value, leading, keys, ring.rank)
+        elif not row.differentiable:
+            constants[row.name] = to_array(value)
+    backend = backends.find("torch", local.x.q.device.type)
+    job = _ring.Job(local.options, backend, queries, keys)
+    rounds = wide_dtype(local.x.q.dtype) is not local.x.q.dtype
+    return RingPasses(job, ring, constants, not rounds)
 
 
-# --- autograd -------------------------------------------------------------------------------------------------------
-
-
-def _refuse(what: str) -> NoReturn:
-    raise NotImplementedError(
-        f"{NAME}: {what} not available: the ring has first derivatives. "
-        "attngrad.torch.attention has second ones, in one process."
-    )
-
-
-class _Attention(torch.autograd.Function):
-    """``out, lse``, and what the backward pass needs: out in the wider dtype where that is another, top, inverse."""
-
-    @staticmethod
-    def forward(call: _Call, ring: Ring, *x: Tensor | None) -> tuple[Tensor, ...]:
-        with ring.guarded():
-            out, lse, saved = _ring.forward(ring, call.job, call.operands(x))
-        kept = saved.out if out.dtype != saved.out.dtype else np.empty(0, saved.out.dtype)
-        return to_tensor(out), to_tensor(lse), to_tensor(kept), to_tensor(saved.top), to_tensor(saved.inverse)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.call, _, *x = inputs
-        out, _, *saved = output
-        ctx.mark_non_differentiable(*saved)
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*x, out if saved[0].numel() == 0 else saved[0], *saved[1:])
-        if transforms_active():
-            ctx.save_for_forward(*x)
-
-    @staticmethod
-    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None, *_: None) -> tuple[Any, ...]:
-        grads = _Gradient.apply(ctx.call, dout, dlse, *ctx.saved_tensors)  # type: ignore[no-untyped-call]
-        return None, None, *grads
-
-    @staticmethod
-    def jvp(ctx: Any, _call: None, _: None, *dots: Tensor | None) -> tuple[Any, ...]:
-        moved = _Tangent.apply(ctx.call, *ctx.saved_tensors[:5], *dots)  # type: ignore[no-untyped-call]
-        return *moved, None, None, None
-
-
-class _Gradient(torch.autograd.Function):
-    """The five gradients of <dout, out> + <dlse, lse>, summed over ranks."""
-
-    @staticmethod
-    def forward(call: _Call, dout: Tensor | None, dlse: Tensor | None, *tensors: Tensor) -> tuple[Any, ...]:
-        x, saved = call.operands(tensors[:5]), Saved(*(t.numpy(force=True) for t in tensors[5:]))
-        ring = call.ring("backward")
-        agree(ring, {"call": call.number}, [("call", RuntimeError)])
-        with ring.guarded():
-            grads = _ring.backward(ring, call.job, x, saved, to_array(dout), to_array(dlse))
-        return tuple(None if g is None else to_tensor(g) for g in grads)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *u: Tensor) -> tuple[Any, ...]:
-        _refuse("double backward is")
-
-    @staticmethod
-    def jvp(ctx: Any, *dots: Any) -> tuple[Any, ...]:
-        _refuse("forward mode over the backward pass is")
-
-
-class _Tangent(torch.autograd.Function):
-    """``out_dot, lse_dot``."""
-
-    @staticmethod
-    def forward(call: _Call, *tensors: Tensor | None) -> tuple[Tensor, ...]:
-        x, dots = call.operands(tensors[:5]), [to_array(t) for t in tensors[5:]]
-        ring = call.ring("tangent")
-        moving = [d is not None for d in dots[1:3]]
-        records = agree(ring, {"call": call.number, "moving": moving}, [("call", RuntimeError)])
-        for i, primal in ((0, x.k), (1, x.v)):
-            if dots[1 + i] is None and any(r["moving"][i] for r in records):
-                dots[1 + i] = np.zeros_like(primal)
-        with ring.guarded():
-            out_dot, lse_dot = _ring.tangent(ring, call.job, x, Tangents(*dots))
-        return to_tensor(out_dot), to_tensor(lse_dot)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *u: Tensor) -> tuple[Any, ...]:
-        _refuse("a gradient of the tangent is")
-
-    @staticmethod
-    def jvp(ctx: Any, *dots: Any) -> tuple[Any, ...]:
-        _refuse("forward mode over forward mode is")
+def _own_ids(ids: Any, leading: list[int], keys: Layout, rank: int) -> tuple[Array, Array]:
+    """The ids of the own queries and of the own keys, from those of all keys where these are given."""
+    q_ids, k_ids = (to_array(x).astype(np.int64, copy=False) for x in ids)
+    if k_ids.shape[-1] != keys.lengths[rank]:
+        runs = [k_ids[..., run.there] for run in keys.runs(rank)]
+        k_ids = np.concatenate(runs, axis=-1) if runs else k_ids[..., :0]
+    return q_ids, np.broadcast_to(k_ids, (*leading, k_ids.shape[-1]))

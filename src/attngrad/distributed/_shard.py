@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch import distributed as dist
+
 from attngrad.core.checks import check_integer, fail
 from attngrad.distributed._agreement import Record, agree, failed
 from attngrad.distributed._layout import Layout, check_layout, even
 from attngrad.distributed._transport import TIMEOUT, Ring, check_timeout, find_group
-from attngrad.torch._passes import check_tensor
-from torch import Tensor
-from torch import distributed as dist
+from attngrad.torch._tensors import check_tensor
 
 
 def shard(

@@ -17,12 +17,12 @@ from datetime import timedelta
 from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
 
-from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
-
 import torch
-from attngrad.core.checks import check_real, fail
 from torch import Tensor
 from torch import distributed as dist
+
+from attngrad.core.checks import check_real, fail
+from attngrad.torch._private import store_of, without_transforms
 
 TIMEOUT = 60.0
 """Seconds that a wait may take, unless the caller says otherwise."""
@@ -168,7 +168,7 @@ class Ring:
         if len(text) > _HEADER:
             raise RuntimeError(f"{self.function}: the shapes and options take {len(text)} bytes, {_HEADER} at most.")
         # Inside torch.func new tensors would belong to the transform: headers are none of its business.
-        with temporarily_clear_interpreter_stack(), self.guarded():
+        with without_transforms(), self.guarded():
             mine = torch.zeros(_HEADER, dtype=torch.uint8)
             mine[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
             headers = {self.rank: mine}
@@ -336,7 +336,7 @@ class _Notes:
             return {}
 
     def _store(self) -> Any:
-        return dist.distributed_c10d._get_process_group_store(self._group)  # no public function gives it
+        return store_of(self._group)
 
 
 def _within(seconds: float, function: Any, *args: Any) -> None:

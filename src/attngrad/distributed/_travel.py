@@ -14,14 +14,14 @@ from math import prod
 from typing import Any
 
 import numpy as np
-
 import torch
+from torch import Tensor
+
 from attngrad import _native
 from attngrad.core.arrays import Array
-from attngrad.core.options import Gradients
+from attngrad.core.operands import Gradients
 from attngrad.distributed._layout import Layout, Run, packed
 from attngrad.distributed._transport import Ring
-from torch import Tensor
 
 TILE = 1024
 """Tokens of a tile at most, on the sides that its results have; smaller ones would cost time."""

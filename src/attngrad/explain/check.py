@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attngrad.core.arrays import NDArray
-from attngrad.core.options import Gradients, Tangents
+from attngrad.core.operands import Gradients, Tangents
 from attngrad.explain.marks import mark
 from attngrad.explain.terminal import plain_table
 from attngrad.testing import complex_step_hvp, complex_step_jvp, complex_step_vjp, relative_error

@@ -9,7 +9,7 @@ import numpy as np
 from attngrad import reference
 from attngrad.core.arrays import NDArray
 from attngrad.core.checks import fail
-from attngrad.core.options import Operands, Tangents
+from attngrad.core.operands import Operands, Tangents
 from attngrad.explain.invariants import tangents_of
 from attngrad.layers.linear import affine, merge, split
 from attngrad.reference.dense import drop

@@ -8,7 +8,7 @@ import numpy as np
 
 from attngrad import reference
 from attngrad.core.arrays import NDArray
-from attngrad.core.options import Tangents
+from attngrad.core.operands import Tangents
 
 if TYPE_CHECKING:
     from attngrad.explain.trace import Trace

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attngrad.core.arrays import NDArray
-from attngrad.core.options import OptionArguments, bind
+from attngrad.core.binding import bind
+from attngrad.core.options import OptionArguments
 from attngrad.explain.rules import RULES, Rule, resolve
 from attngrad.explain.trace import Tokens, Trace, compute, widen
 from attngrad.layers.linear import affine, affine_vjp, merge, split

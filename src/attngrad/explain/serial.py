@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attngrad.core.arrays import NDArray
-from attngrad.core.options import Operands, Options, bind
+from attngrad.core.binding import bind
+from attngrad.core.operands import Operands
+from attngrad.core.options import Options
 from attngrad.explain.invariants import Invariant
 from attngrad.explain.rules import RULES, STAGES, Rule
 

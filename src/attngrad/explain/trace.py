@@ -12,17 +12,10 @@ import numpy as np
 
 from attngrad import reference
 from attngrad.core.arrays import NDArray, kind_of
+from attngrad.core.binding import bind, bind_tangents, check_cotangents, refuse_lse
 from attngrad.core.checks import check_integer, fail
-from attngrad.core.options import (
-    Operands,
-    OptionArguments,
-    Options,
-    Tangents,
-    bind,
-    bind_tangents,
-    check_cotangents,
-    refuse_lse,
-)
+from attngrad.core.operands import Operands, Tangents
+from attngrad.core.options import OptionArguments, Options
 from attngrad.explain import invariants
 from attngrad.explain.invariants import Invariant
 from attngrad.explain.rules import KEY_SIDE, RULES, Rule, is_flat, resolve

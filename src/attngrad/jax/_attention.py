@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from typing import Any, Unpack
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
-import jax
 from attngrad.core.arrays import Array, kind_of
+from attngrad.core.binding import bind
 from attngrad.core.checks import check_flag, fail, plain, refuse_masked
-from attngrad.core.options import OptionArguments, bind, reject_unknown
-from attngrad.jax._passes import INPUTS, Call
+from attngrad.core.operands import INPUT_NAMES, NUMBERS, flatten
+from attngrad.core.options import OPTIONS, Kind, OptionArguments, reject_unknown
+from attngrad.core.spec import Spec
+from attngrad.jax._passes import Call
 from attngrad.jax._primitives import attention_p
+from attngrad.jax._private import Tracer
 
 _LAYOUTS = ("BHTD", "BTNH")
+_SEEDS = [row.name for row in OPTIONS.values() if row.kind is Kind.SEED]
 
 
 def attention(q: Array, k: Array, v: Array, *, layout: str = "BHTD", **options: Unpack[OptionArguments]) -> Any:
@@ -61,39 +66,48 @@ def attention(q: Array, k: Array, v: Array, *, layout: str = "BHTD", **options: 
 def _call(function: str, q: Array, k: Array, v: Array, options: Any) -> tuple[Array, Array]:
     """Check, and bind the primitive; one head gets its axis for the while."""
     options = {name: x for name, x in options.items() if x is not None}
-    segments = options.get("segments")
-    arrays = {name: _array(function, name, options[name]) for name in ("bias", "sinks", "mask") if name in options}
-    if isinstance(segments, (tuple, list)) and len(segments) == 2:
-        arrays |= {
-            f"{side}_segments": _array(function, f"{side}_segments", x) for side, x in zip("qk", segments, strict=True)
-        }
-    seed = options.get("seed")
-    if _is_array(seed) and jnp.issubdtype(seed.dtype, jax.dtypes.prng_key):
-        fail(TypeError, function, "seed", "be an integer", "a PRNG key", "Pass seed=jax.random.bits(key).")
-    arrays |= {n: _array(function, n, options[n]) for n in ("offset", "seed") if _is_array(options.get(n))}
+    for name, value in options.items():
+        row = OPTIONS.get(name)
+        if row is None:
+            continue
+        if row.kind is Kind.IDS and isinstance(value, (tuple, list)) and len(value) == 2:
+            options[name] = tuple(_array(function, f"{side}_{name}", x) for side, x in zip("qk", value, strict=True))
+        elif row.kind in (Kind.PLANE, Kind.PER_HEAD) or (row.kind in (Kind.OFFSET, Kind.SEED) and _is_array(value)):
+            options[name] = _array(function, name, value)
+            if row.kind is Kind.SEED:
+                _check_seed(function, name, options[name])
 
-    # The checks read shapes and dtypes; arrays of one zero that have them stand in for what may be a tracer.
-    checked = options | {name: _stand_in(x) for name, x in arrays.items() if name in options}
-    if "q_segments" in arrays:
-        checked["segments"] = (_stand_in(arrays["q_segments"]), _stand_in(arrays["k_segments"]))
-    if "offset" in arrays and not isinstance(arrays["offset"], jax.core.Tracer):
-        checked["offset"] = np.asarray(arrays["offset"])  # which has a range
-    if "seed" in arrays:
-        if arrays["seed"].shape != () or not jnp.issubdtype(arrays["seed"].dtype, jnp.integer):
-            fail(
-                TypeError, function, "seed", "be an integer, or an integer array of shape ()", kind_of(options["seed"])
-            )
-        checked["seed"] = 0
-    x, o, _ = bind(function, _stand_in(q), _stand_in(k), _stand_in(v), checked)
+    # The checks read shapes and dtypes; numbers are there unless this is traced.
+    specs = {n: 0 if n in _SEEDS and _is_array(x) else _specs(x) for n, x in options.items()}
+    x, o, _ = bind(function, _specs(q), _specs(k), _specs(v), specs)
 
     flat = q.ndim == 2
     if flat:
         q, k, v = q[None], k[None], v[None]
-    arrays |= {"q": q, "k": k, "v": v}
-    names = tuple(name for name in INPUTS if name in arrays)
-    call = Call(o, names, x.offset if isinstance(x.offset, int) else 0)
-    out, lse = attention_p.bind(*(arrays[name] for name in names), call=call, saving=False)
+    given = {"q": q, "k": k, "v": v, **flatten(options)}
+    names = tuple(name for name in INPUT_NAMES if _is_array(given.get(name)))
+    numbers = ((name, getattr(x, name)) for name in sorted(NUMBERS) if name not in names and hasattr(x, name))
+    call = Call(o, names, tuple(numbers))
+    out, lse = attention_p.bind(*(given[name] for name in names), call=call, saving=False)
     return (out[0], lse[0]) if flat else (out, lse)
+
+
+def _specs(x: Any) -> Any:
+    """What is checked of a value: Specs for arrays, and for those in a pair; the numbers of an offset, where known."""
+    if isinstance(x, tuple) and all(map(_is_array, x)):
+        return tuple(map(_specs, x))
+    if not _is_array(x):
+        return x
+    if jnp.issubdtype(x.dtype, jnp.integer) and not isinstance(x, Tracer):
+        return np.asarray(x)
+    return Spec(tuple(x.shape), np.dtype(x.dtype))
+
+
+def _check_seed(function: str, name: str, x: Array) -> None:
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        fail(TypeError, function, name, "be an integer", "a PRNG key", "Pass seed=jax.random.bits(key).")
+    if x.shape != () or not jnp.issubdtype(x.dtype, jnp.integer):
+        fail(TypeError, function, name, "be an integer, or an integer array of shape ()", kind_of(x))
 
 
 def _is_array(x: object) -> bool:
@@ -120,10 +134,6 @@ def _of_numpy(function: str, name: str, x: np.ndarray[Any, Any]) -> Array:
             rule = f"fit into {found.dtype} where jax_enable_x64 is off"
             fail(ValueError, function, name, rule, f"{x.min()} to {x.max()}", "Renumber it, or enable x64.")
     return found
-
-
-def _stand_in(x: Array) -> Any:
-    return np.broadcast_to(np.zeros((), x.dtype), x.shape)
 
 
 def dot_product_attention(

@@ -12,14 +12,15 @@ import ast
 import ctypes
 import re
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from jaxlib.version import __version__ as jaxlib_version
 
-import jax
 from attngrad.core.checks import fail
 from attngrad.core.options import Options
 from attngrad.jax import _passes
@@ -86,17 +87,15 @@ class Plan(NamedTuple):
 def encode(name: str, params: dict[str, Any], avals_in: Any, avals_out: Any) -> str:
     """A plan as literals."""
     call: Call = params["call"]
-    o = call.options
-    options = (o.scale, o.causal, o.window, o.softcap, o.dropout, o.seed)
     rest = {key: value for key, value in params.items() if key != "call"}
     slots = [[(tuple(a.shape), str(a.dtype)) for a in avals] for avals in (avals_in, avals_out)]
-    return repr((name, options, call.names, call.offset, rest, *slots))
+    return repr((name, asdict(call.options), call.names, call.numbers, rest, *slots))
 
 
 @lru_cache(maxsize=4096)
 def _decode(text: bytes) -> Plan:
-    name, options, names, offset, rest, *slots = ast.literal_eval(text.decode())
-    call = Call(Options(*options), names, offset)
+    name, options, names, numbers, rest, *slots = ast.literal_eval(text.decode())
+    call = Call(Options(**options), names, numbers)
     run: Callable[..., Any] = getattr(_passes, name)
 
     def slot(shape: tuple[int, ...], dtype: str) -> Slot:

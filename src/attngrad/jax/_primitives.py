@@ -21,19 +21,28 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import ShapedArray
-from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
 
-import jax
+from attngrad.core.operands import DIFFERENTIABLE, INPUTS
+from attngrad.core.options import Kind
 from attngrad.jax import _passes
 from attngrad.jax._ffi import lowering
-from attngrad.jax._passes import SAVED, Call, lse_dtype
+from attngrad.jax._passes import Call, lse_dtype, residual_specs
+from attngrad.jax._private import (
+    Primitive,
+    ShapedArray,
+    Zero,
+    batchers,
+    is_undefined,
+    jvps,
+    register_lowering,
+    transposes,
+)
 
 Values = Sequence[Any]
-_is_undefined: Callable[[Any], bool] = ad.is_undefined_primal
+_KINDS: dict[str | None, Kind | None] = {i.name: i.kind for i in INPUTS}
 
 
 def refuse(what: str) -> NoReturn:
@@ -56,20 +65,26 @@ def _split(arrays: Values, *sizes: int) -> list[list[Any]]:
     return [*parts, list(arrays[start:])]
 
 
+def _parts(call: Call, arrays: Values, last: Values) -> list[list[Any]]:
+    """Inputs, residuals, and as many as ``last``."""
+    n = len(call.names)
+    return _split(arrays, n, len(arrays) - n - len(last))
+
+
 def _nonzero(names: Values, values: Values) -> tuple[tuple[str, ...], list[Any]]:
     """The names and values that are not symbolic zeros."""
-    found = [(name, x) for name, x in zip(names, values, strict=True) if type(x) is not ad.Zero]
+    found = [(name, x) for name, x in zip(names, values, strict=True) if type(x) is not Zero]
     return tuple(name for name, _ in found), [x for _, x in found]
 
 
 def _differentiable(call: Call, dots: Values) -> tuple[tuple[str, ...], list[Any]]:
     """The nonzero tangents among those of the inputs; integers have none."""
-    given = {name: dot for name, dot in zip(call.names, dots, strict=True) if name in _passes.DIFFERENTIABLE}
+    given = {name: dot for name, dot in zip(call.names, dots, strict=True) if name in DIFFERENTIABLE}
     return _nonzero(tuple(given), tuple(given.values()))
 
 
 def _zeros(values: Values) -> list[Any]:
-    return [ad.Zero(jax.typeof(x).to_tangent_aval()) for x in values]
+    return [Zero(jax.typeof(x).to_tangent_aval()) for x in values]
 
 
 def _added(a: Values | None, b: Values | None, like: Values) -> list[Any]:
@@ -102,9 +117,9 @@ def _primitive(name: str, run: Callable[..., Any], shapes: Callable[..., Any], k
 
     primitive.def_impl(implementation)
     primitive.def_abstract_eval(shapes)
-    mlir.register_lowering(primitive, lambda *_, **__: _refuse_device())
-    mlir.register_lowering(primitive, lowering(name), platform="cpu")
-    batching.primitive_batchers[primitive] = lambda args, dims, **params: _batched(primitive, kinds, args, dims, params)
+    register_lowering(primitive, lambda *_, **__: _refuse_device())
+    register_lowering(primitive, lowering(name), platform="cpu")
+    batchers[primitive] = lambda args, dims, **params: _batched(primitive, kinds, args, dims, params)
     return primitive
 
 
@@ -120,14 +135,16 @@ def _shapes_attention(*x: Any, call: Call, saving: bool) -> list[Any]:
     wide = lse_dtype(q.dtype)
     out, rows = (*q.shape[:-1], v.shape[-1]), q.shape[:-1]
     results = [ShapedArray(out, q.dtype), ShapedArray(rows, wide)]
-    if saving and q.dtype != wide:
-        results.append(ShapedArray(out, wide))
-    return [*results, ShapedArray(rows, wide), ShapedArray(rows, wide)] if saving else results
+    if not saving:
+        return results
+    specs = residual_specs(call, x)
+    return results + [ShapedArray(*s) for s in specs[specs[0].dtype == q.dtype :]]
 
 
-def _saved(results: Values) -> list[Any]:
-    """What the backward pass needs, of the results of attention: its first is out, in the accumulation dtype."""
-    return [*results[-3:]] if len(results) == 5 else [results[0], *results[2:]]
+def _residuals(call: Call, x: Values, results: Values) -> list[Any]:
+    """Of the results of attention; the first residual is out itself where it has its dtype."""
+    residuals = list(results[2:])
+    return residuals if len(residuals) == len(residual_specs(call, x)) else [results[0], *residuals]
 
 
 def _shapes_tangent(*x: Any, call: Call, **_: Any) -> list[Any]:
@@ -144,19 +161,19 @@ def _no_second(*_: Any, **__: Any) -> NoReturn:
     refuse("forward mode over forward mode is")
 
 
-attention_p = _primitive("attention", _passes.attention, _shapes_attention, lambda call, saving: call.names)
-tangent_p = _primitive(
-    "tangent", _passes.tangent, _shapes_tangent, lambda call, tangents: (*call.names, *SAVED, *tangents)
-)
+attention_p = _primitive("attention", _passes.attention, _shapes_attention, lambda call, saving: (call.names, ()))
+tangent_p = _primitive("tangent", _passes.tangent, _shapes_tangent, lambda call, tangents: (call.names, tangents))
 gradient_p = _primitive(
-    "gradient", _passes.gradient, _shapes_gradient, lambda call, cotangents: (*call.names, *SAVED, *cotangents)
+    "gradient", _passes.gradient, _shapes_gradient, lambda call, cotangents: (call.names, cotangents)
 )
 hvp_p = _primitive(
-    "hvp", _passes.hvp, _shapes_gradient, lambda call, tangents, cotangents: (*call.names, *tangents, *cotangents)
+    "hvp", _passes.hvp, _shapes_gradient, lambda call, tangents, cotangents: (call.names, (*tangents, *cotangents))
 )
-second_p = _primitive("second", _no_second, _shapes_tangent, lambda call, first, second: (*call.names, *first, *second))
+second_p = _primitive(
+    "second", _no_second, _shapes_tangent, lambda call, first, second: (call.names, (*first, *second))
+)
 
-mlir.register_lowering(second_p, _no_second, platform="cpu")  # an error when it is compiled, before anything runs
+register_lowering(second_p, _no_second, platform="cpu")  # an error when it is compiled, before anything runs
 
 
 # --- derivatives ----------------------------------------------------------------------------------------------------
@@ -165,7 +182,9 @@ mlir.register_lowering(second_p, _no_second, platform="cpu")  # an error when it
 def _attention_jvp(x: Values, dots: Values, *, call: Call, saving: bool) -> tuple[Any, Any]:
     results = attention_p.bind(*x, call=call, saving=True)
     names, t = _differentiable(call, dots)
-    out_dots = tangent_p.bind(*x, *_saved(results), *t, call=call, tangents=names) if names else _zeros(results[:2])
+    out_dots = _zeros(results[:2])
+    if names:
+        out_dots = tangent_p.bind(*x, *_residuals(call, x, results), *t, call=call, tangents=names)
     if not saving:
         return results[:2], out_dots
     # Zero, for what reads them has derivatives that count the inputs alone.
@@ -174,8 +193,8 @@ def _attention_jvp(x: Values, dots: Values, *, call: Call, saving: bool) -> tupl
 
 def _tangent_jvp(primals: Values, dots: Values, *, call: Call, tangents: tuple[str, ...]) -> tuple[Any, Any]:
     results = tangent_p.bind(*primals, call=call, tangents=tangents)
-    x, saved, t = _split(primals, len(call.names), 3)
-    x_dots, _, t_dots = _split(dots, len(call.names), 3)
+    x, saved, t = _parts(call, primals, tangents)
+    x_dots, _, t_dots = _parts(call, dots, tangents)
     names, s = _differentiable(call, x_dots)
     second = second_p.bind(*x, *t, *s, call=call, first=tangents, second=names) if names else None
     names, t = _nonzero(tangents, t_dots)
@@ -185,8 +204,8 @@ def _tangent_jvp(primals: Values, dots: Values, *, call: Call, tangents: tuple[s
 
 def _gradient_jvp(primals: Values, dots: Values, *, call: Call, cotangents: tuple[str, ...]) -> tuple[Any, Any]:
     results = gradient_p.bind(*primals, call=call, cotangents=cotangents)
-    x, saved, c = _split(primals, len(call.names), 3)
-    x_dots, _, c_dots = _split(dots, len(call.names), 3)
+    x, saved, c = _parts(call, primals, cotangents)
+    x_dots, _, c_dots = _parts(call, dots, cotangents)
     names, t = _differentiable(call, x_dots)
     curved = hvp_p.bind(*x, *t, *c, call=call, tangents=names, cotangents=cotangents) if names else None
     names, c = _nonzero(cotangents, c_dots)
@@ -214,7 +233,7 @@ def _second_jvp(primals: Values, dots: Values, **_: Any) -> NoReturn:
 
 
 def _tangent_transpose(cts: Values, *args: Any, call: Call, tangents: tuple[str, ...]) -> list[Any]:
-    x, saved, t = _split(args, len(call.names), 3)
+    x, saved, t = _parts(call, args, tangents)
     names, c = _nonzero(("dout", "dlse"), cts)
     if not names:
         return [None] * len(args)
@@ -222,12 +241,12 @@ def _tangent_transpose(cts: Values, *args: Any, call: Call, tangents: tuple[str,
     found = _picked(tangents, call.differentiable, grads)
     return [
         *(None for _ in (*x, *saved)),
-        *(g if _is_undefined(a) else None for g, a in zip(found, t, strict=True)),
+        *(g if is_undefined(a) else None for g, a in zip(found, t, strict=True)),
     ]
 
 
 def _gradient_transpose(cts: Values, *args: Any, call: Call, cotangents: tuple[str, ...]) -> list[Any]:
-    x, saved, _ = _split(args, len(call.names), 3)
+    x, saved, _ = _parts(call, args, cotangents)
     names, u = _nonzero(call.differentiable, cts)
     if not names:
         return [None] * len(args)
@@ -242,7 +261,7 @@ def _hvp_transpose(
     names, u = _nonzero(call.differentiable, cts)
     if not names:
         return [None] * len(args)
-    if any(_is_undefined(a) for a in c):
+    if any(is_undefined(a) for a in c):
         dots = second_p.bind(*x, *t, *u, call=call, first=tangents, second=names)
         return [*(None for _ in (*x, *t)), *_picked(cotangents, ("dout", "dlse"), dots)]
     grads_dot = hvp_p.bind(*x, *u, *c, call=call, tangents=names, cotangents=cotangents)
@@ -256,22 +275,22 @@ def _second_transpose(
     names, c = _nonzero(("dout", "dlse"), cts)
     if not names:
         return [None] * len(args)
-    if any(_is_undefined(a) for a in t):
+    if any(is_undefined(a) for a in t):
         grads_dot = hvp_p.bind(*x, *s, *c, call=call, tangents=second, cotangents=names)
         return [*(None for _ in x), *_picked(first, call.differentiable, grads_dot), *(None for _ in s)]
     grads_dot = hvp_p.bind(*x, *t, *c, call=call, tangents=first, cotangents=names)
     return [*(None for _ in (*x, *t)), *_picked(second, call.differentiable, grads_dot)]
 
 
-ad.primitive_jvps[attention_p] = _attention_jvp
-ad.primitive_jvps[tangent_p] = _tangent_jvp
-ad.primitive_jvps[gradient_p] = _gradient_jvp
-ad.primitive_jvps[hvp_p] = _hvp_jvp
-ad.primitive_jvps[second_p] = _second_jvp
-ad.primitive_transposes[tangent_p] = _tangent_transpose
-ad.primitive_transposes[gradient_p] = _gradient_transpose
-ad.primitive_transposes[hvp_p] = _hvp_transpose
-ad.primitive_transposes[second_p] = _second_transpose
+jvps[attention_p] = _attention_jvp
+jvps[tangent_p] = _tangent_jvp
+jvps[gradient_p] = _gradient_jvp
+jvps[hvp_p] = _hvp_jvp
+jvps[second_p] = _second_jvp
+transposes[tangent_p] = _tangent_transpose
+transposes[gradient_p] = _gradient_transpose
+transposes[hvp_p] = _hvp_transpose
+transposes[second_p] = _second_transpose
 
 
 # --- vmap -----------------------------------------------------------------------------------------------------------
@@ -282,12 +301,12 @@ def _batched(
 ) -> tuple[Values, Values]:
     """The mapped axis becomes the first of the leading axes, over which the kernels loop in any case.
 
-    Where samples would see each other (sinks are shared by the leading axes, and dropout counts them) it is a loop.
+    Where samples would see each other it is a loop: leading axes share what is per head, and dropout counts them.
     """
     call: Call = params["call"]
     args = [x if d is None else jnp.moveaxis(x, d, 0) for x, d in zip(args, dims, strict=True)]
     mapped = [d is not None for d in dims]
-    if "sinks" in call.names or call.options.dropout > 0.0:
+    if any(_KINDS.get(name) is Kind.PER_HEAD for name in call.names) or call.options.dropout > 0.0:
 
         def one(samples: list[Any]) -> tuple[Any, ...]:
             rest = iter(samples)
@@ -297,26 +316,29 @@ def _batched(
     else:
         size = next(x.shape[0] for x, m in zip(args, mapped, strict=True) if m)
         axes = args[0].ndim - mapped[0]
-        names = kinds(**params)
+        first, last = kinds(**params)
+        names = (*first, *(None,) * (len(args) - len(first) - len(last)), *last)
         folded = [_fold(x, m, name, axes, size) for x, m, name in zip(args, mapped, names, strict=True)]
         outputs = primitive.bind(*folded, **params)
-        if primitive in (gradient_p, hvp_p) and "bias" in call.names:
-            place = call.names.index("bias")
-            shape = (size, *args[place].shape[mapped[place] :])
-            at = call.differentiable.index("bias")
-            outputs = [x.reshape(shape) if i == at else x for i, x in enumerate(outputs)]
+        if primitive in (gradient_p, hvp_p):
+            planes = {name: i for i, name in enumerate(call.names) if _KINDS[name] is Kind.PLANE}
+            outputs = [
+                y.reshape(size, *args[planes[name]].shape[mapped[planes[name]] :]) if name in planes else y
+                for name, y in zip(call.differentiable, outputs, strict=True)
+            ]
     return outputs, [0] * len(outputs)
 
 
-def _fold(x: Any, is_mapped: bool, name: str, axes: int, size: int) -> Any:
+def _fold(x: Any, is_mapped: bool, name: str | None, axes: int, size: int) -> Any:
     """``x`` with the mapped axis first; q has ``axes`` without it.
 
-    Where ``x`` is not mapped: what must agree with q on its leading axes is expanded, and so is the bias, so that each
-    sample has a gradient of its own; what broadcasts stays.
+    Where ``x`` is not mapped: what must agree with q on its leading axes is expanded, and so is a plane that has a
+    gradient, so that each sample has its own; what broadcasts stays.
     """
-    full = {"bias": axes, "mask": axes, "q_segments": axes - 2, "k_segments": axes - 2, "offset": axes - 3}.get(name)
+    sizes: dict[Kind | None, int] = {Kind.PLANE: axes, Kind.IDS: axes - 2, Kind.OFFSET: axes - 3}
+    full = sizes.get(_KINDS.get(name))
     if not is_mapped:
-        if full is not None and name != "bias":
+        if full is not None and name not in DIFFERENTIABLE:
             return x
         x = jnp.broadcast_to(x, (size, *x.shape))
     if full is None:

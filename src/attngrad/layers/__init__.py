@@ -20,10 +20,12 @@ import numpy as np
 import numpy.typing as npt
 
 from attngrad.core.arrays import NDArray, kind_of
+from attngrad.core.binding import require_numpy
 from attngrad.core.checks import check_flag, check_like, fail, plain
 from attngrad.core.dtypes import ACCUMULATE
 from attngrad.core.files import FilePath
-from attngrad.core.options import Gradients, OptionArguments, require_numpy
+from attngrad.core.operands import Gradients
+from attngrad.core.options import OptionArguments
 from attngrad.functional import jvp, second_order, vjp
 from attngrad.layers import checkpoint, checks, torch_state
 from attngrad.layers.linear import affine, affine_hvp, affine_jvp, affine_vjp, merge, split

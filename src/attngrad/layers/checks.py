@@ -10,9 +10,9 @@ import numpy as np
 
 from attngrad.core import checks
 from attngrad.core.arrays import NDArray, kind_of
+from attngrad.core.binding import bind, require_numpy
 from attngrad.core.checks import check_like, fail
 from attngrad.core.dtypes import ACCUMULATE, KERNEL_DTYPES, SENTENCE
-from attngrad.core.options import bind, require_numpy
 
 PARAMETERS = ("w_q", "w_k", "w_v", "w_o", "b_q", "b_k", "b_v", "b_o")
 """The names of a layer's parameters; each bias may be absent."""

@@ -19,13 +19,7 @@ from collections.abc import Callable, Collection
 from typing import Any, NamedTuple, Unpack
 
 from attngrad.core.arrays import Array, namespace
-from attngrad.core.checks import check_floating, fail
-from attngrad.core.options import (
-    Gradients,
-    Operands,
-    OptionArguments,
-    Options,
-    Tangents,
+from attngrad.core.binding import (
     bind,
     bind_primals,
     bind_tangents,
@@ -35,6 +29,9 @@ from attngrad.core.options import (
     refuse_lse,
     require_cotangent,
 )
+from attngrad.core.checks import check_floating, fail
+from attngrad.core.operands import Gradients, Operands, Tangents
+from attngrad.core.options import OptionArguments, Options
 from attngrad.reference.dense import (
     cast,
     drop,

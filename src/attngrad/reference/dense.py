@@ -9,7 +9,8 @@ from array_api_compat import device
 
 from attngrad.core.arrays import Array, namespace
 from attngrad.core.dtypes import BFLOAT16
-from attngrad.core.options import Operands, Options, Tangents
+from attngrad.core.operands import Operands, Tangents
+from attngrad.core.options import Options
 from attngrad.core.philox import keep_mask
 
 

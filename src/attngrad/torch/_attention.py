@@ -6,21 +6,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, Unpack, overload
 
+import torch
+from torch import Tensor
 from torch.nn import functional
 
-import torch
-from attngrad.core.checks import check_flag, check_integer, fail
-from attngrad.core.options import (
-    OPTION_NAMES,
-    OptionArguments,
-    Options,
-    ScoreArguments,
-    check_magnitudes,
-    reject_unknown,
-)
-from attngrad.torch import _functions, _ops, _passes, _plain
-from attngrad.torch._passes import Inputs
-from torch import Tensor
+from attngrad import backends
+from attngrad.core import option_checks
+from attngrad.core.checks import check_flag, fail
+from attngrad.core.options import OPTION_NAMES, OptionArguments, ScoreArguments, reject_unknown
+from attngrad.torch import _direct, _functions, _ops, _private
+from attngrad.torch._passes import NUMBERS, Passes, bind_inputs, bind_numbers
+from attngrad.torch._tensors import Inputs, check_tensor, wide_dtype
 
 SDPA_OPTIONS = (
     *("attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa"),
@@ -70,7 +66,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, **options: Unpack[OptionArguments
 def _attention(function: str, q: Tensor, k: Tensor, v: Tensor, options: Any) -> Any:
     if not torch.compiler.is_compiling():
         return _eager(function, q, k, v, options)
-    if _functions.transforms_active():
+    if _private.transforms_active():
         return _break_graph(function, q, k, v, options)
     out, lse = _ops.attention(q, k, v, options)
     return (out, lse) if options.get("return_lse", False) else out
@@ -78,19 +74,23 @@ def _attention(function: str, q: Tensor, k: Tensor, v: Tensor, options: Any) -> 
 
 def _eager(function: str, q: Tensor, k: Tensor, v: Tensor, options: Any) -> Any:
     want_lse = check_flag(function, "return_lse", options.get("return_lse", False))
-    if options.keys() <= _SCALARS and (kind := _plain.kind_of(q, k, v)) is not None:
-        o = _settings(function, q, options)
-        if "scale" in options or "softcap" in options:
-            check_magnitudes(function, o.scale, o.softcap, _plain.COMPUTED[kind])
-        found = _plain.attention(o, kind, q, k, v, want_lse)
-        if found is not None:
-            return found
+    only_numbers = options.keys() <= _NUMBERS
+    if only_numbers and (number := _direct.type_of(q, k, v)) is not None:
+        passes = _passes_of(function, q, options)
+        if options:
+            option_checks.magnitudes(function, passes.options, _direct.COMPUTED[number])
+        if passes.backend.by_address is not None:
+            found = _direct.attention(passes, number, q, k, v, want_lse)
+            if found is not None:
+                return found
     for name, x in (("q", q), ("k", k), ("v", v)):
-        _passes.check_tensor(function, name, x)
+        check_tensor(function, name, x)
     flat = q.ndim == k.ndim == v.ndim == 2  # one head
     if flat:
         q, k, v = q[None], k[None], v[None]
-    out, lse = _functions.attention(*_bind(function, q, k, v, options))
+    passes = _passes_of(function, q, options)
+    x = Inputs(q, k, v) if only_numbers else bind_inputs(function, q, k, v, passes.options, options)
+    out, lse = _functions.attention(passes, x)
     if flat:
         out, lse = out[0], lse[0]
     return (out, lse) if want_lse else out
@@ -104,35 +104,12 @@ _break_graph = torch.compiler.disable(  # type: ignore[no-untyped-call]
 )
 
 
-_SCALARS = {"scale", "causal", "window", "softcap", "return_lse"}
+_NUMBERS = NUMBERS - {"dropout"} | {"return_lse"}  # dropout comes with a seed
 
 
-def _settings(function: str, q: Tensor, options: Any) -> Options:
-    get = options.get
-    features = q.shape[-1] if q.ndim else 0
-    return _passes.settings(
-        function, features, get("scale"), get("causal", False), get("window"), get("softcap"), get("dropout", 0.0)
-    )
-
-
-def _bind(function: str, q: Tensor, k: Tensor, v: Tensor, options: Any) -> tuple[Options, Inputs]:
-    """Options and inputs; shapes and dtypes are checked where the arrays are bare, in ``_passes.check_arrays``."""
-    get = options.get
-    o = _settings(function, q, options)
-    if options.keys() <= _SCALARS:
-        return o, Inputs(q, k, v)
-    for name in ("bias", "sinks", "mask"):
-        if get(name) is not None:
-            _passes.check_tensor(function, name, get(name))
-    segments, offset, seed = get("segments"), get("offset"), get("seed")
-    q_segments, k_segments = (None, None) if segments is None else _passes.check_segments(function, segments)
-    if isinstance(offset, Tensor):
-        _passes.check_tensor(function, "offset", offset)
-    elif offset is not None:
-        offset = check_integer(function, "offset", offset)
-    if seed is not None or o.dropout > 0.0:
-        seed = _passes.check_seed(function, o.dropout, seed)
-    return o, Inputs(q, k, v, get("bias"), get("sinks"), get("mask"), q_segments, k_segments, offset, seed)
+def _passes_of(function: str, q: Tensor, options: Any) -> Passes:
+    o = bind_numbers(function, q.shape[-1] if q.ndim else 0, options)
+    return Passes(o, backends.find("torch", q.device.type))
 
 
 def scaled_dot_product_attention(
@@ -169,7 +146,7 @@ def scaled_dot_product_attention(
                 raise TypeError(f"{name}: unknown option {option!r}. Did you mean {instead!r}?")
         reject_unknown(name, options, SDPA_OPTIONS)
     for argument, x in (("query", query), ("key", key), ("value", value)):
-        _passes.check_tensor(name, argument, x)
+        check_tensor(name, argument, x)
         if x.ndim < 2:
             fail(ValueError, name, argument, "have at least 2 axes, (..., tokens, features)", f"{x.ndim}")
     query, key, value = autocast(query, key, value)
@@ -181,11 +158,11 @@ def scaled_dot_product_attention(
         if given.get("seed") is None:
             given["seed"] = torch.randint(2**63 - 1, (), device="cpu")
     if attn_mask is not None:
-        _passes.check_tensor(name, "attn_mask", attn_mask)
+        check_tensor(name, "attn_mask", attn_mask)
         kind = "mask" if attn_mask.dtype is torch.bool else "bias"
         if given.get(kind) is not None:
             fail(ValueError, name, kind, f"not be given beside a {attn_mask.dtype} attn_mask", "both", "Combine them.")
-        if kind == "bias" and attn_mask.dtype not in (query.dtype, _passes.wide_dtype(query.dtype)):
+        if kind == "bias" and attn_mask.dtype not in (query.dtype, wide_dtype(query.dtype)):
             if not attn_mask.is_floating_point():
                 fail(TypeError, name, "attn_mask", "be boolean or floating", attn_mask.dtype)
             attn_mask = attn_mask.to(query.dtype)

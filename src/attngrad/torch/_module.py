@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+from torch import Tensor, nn
 from torch.nn import functional
 
-import torch
 from attngrad.core.checks import fail
-from attngrad.torch import _passes
 from attngrad.torch._attention import attention
+from attngrad.torch._tensors import check_tensor
 from attngrad.torch._weights import attention_weights
-from torch import Tensor, nn
 
 _NAME = "MultiheadAttention"
 
@@ -100,7 +100,7 @@ def _check(
     module: nn.MultiheadAttention, query: Tensor, key: Tensor, value: Tensor, padding: Any, attn_mask: Any
 ) -> None:
     for name, x in (("query", query), ("key", key), ("value", value)):
-        _passes.check_tensor(_NAME, name, x)
+        check_tensor(_NAME, name, x)
         if x.ndim != query.ndim or x.ndim not in (2, 3):
             fail(ValueError, _NAME, name, "have 3 axes, or 2 without a batch, like query", f"shape {tuple(x.shape)}")
     batch, tokens = (0, 1) if module.batch_first or query.ndim == 2 else (1, 0)

@@ -9,38 +9,68 @@ The backward of ``forward`` is ``backward``; that of ``backward`` is ``forward_t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from torch.autograd import forward_ad
-
 import torch
-from attngrad.core.options import Options
-from attngrad.torch import _functions, _passes
-from attngrad.torch._functions import N_DIFFERENTIABLE
-from attngrad.torch._passes import Inputs
 from torch import Tensor
 
-_ARGUMENTS = (
-    "Tensor q, Tensor k, Tensor v, Tensor? bias, Tensor? sinks, Tensor? mask, Tensor? q_segments, Tensor? k_segments, "
-    "Tensor? offset_tensor, Tensor? seed_tensor, int? offset, int? seed, float? scale, bool causal, int? left, "
-    "int? right, float? softcap, float dropout"
-)
-_N = _ARGUMENTS.count(",") + 1
-_TANGENTS = ", ".join(f"Tensor? {name}_dot" for name in Inputs._fields[:N_DIFFERENTIABLE])
+from attngrad import backends
+from attngrad.core.dtypes import TABLE
+from attngrad.core.operands import DIFFERENTIABLE, INPUTS, NUMBERS, Input, Operands, flatten, unflatten
+from attngrad.core.options import STATIC, Kind, Option, Options
+from attngrad.core.spec import Spec
+from attngrad.torch import _functions, _private
+from attngrad.torch._functions import N_DIFFERENTIABLE
+from attngrad.torch._passes import Passes, bind_inputs, bind_numbers
+from attngrad.torch._tensors import Inputs, wide_dtype
+
+_DEVICE = "cpu"
+_NUMPY = {getattr(torch, d.name): d.numpy for d in TABLE}
+
+
+def _arguments_of(i: Input) -> list[tuple[str, str]]:
+    """What an input is in a schema: type and name; one that may be a number is two arguments."""
+    if i.kind is None:
+        return [("Tensor", i.name)]
+    return [("Tensor?", f"{i.name}_tensor"), ("int?", i.name)] if i.name in NUMBERS else [("Tensor?", i.name)]
+
+
+def _arguments_of_number(row: Option) -> list[tuple[str, str]]:
+    if row.kind is Kind.PAIR:
+        return [("int?", f"{row.name}_{i}") for i in range(2)]
+    kind = {Kind.NUMBER: "float", Kind.FLAG: "bool"}[row.kind]
+    return [(kind if row.default is not None else f"{kind}?", row.name)]
+
+
+_ROWS = tuple(row for row in STATIC if row.kind is not Kind.SEED)
+_SCHEMA = [
+    *(argument for i in INPUTS for argument in _arguments_of(i)),
+    *(argument for row in _ROWS for argument in _arguments_of_number(row)),
+]
+_ARGUMENTS = ", ".join(f"{kind} {name}" for kind, name in _SCHEMA)
+_N = len(_SCHEMA)
+_TANGENTS = ", ".join(f"Tensor? {name}_dot" for name in DIFFERENTIABLE)
+
+
+def _residual_specs(q: Tensor, k: Tensor, v: Tensor) -> tuple[Spec, ...]:
+    """Of the backend that computes here. They do not depend on options, which may be symbols."""
+    x = Operands(*(Spec(tuple(y.shape), _NUMPY[y.dtype]) for y in (q, k, v)))
+    return backends.find("torch", _DEVICE).residual_specs(x, Options(scale=1.0))
+
+
+_N_RESIDUALS = len(_residual_specs(*torch.empty(3, 1, 1, 1)))
+_RESIDUALS = "".join(f", Tensor residual_{i}" for i in range(_N_RESIDUALS))
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, options: Any) -> tuple[Tensor, Tensor]:
     """``out, lse`` as part of a graph."""
-    get = options.get
     flat = q.ndim == 2
     if flat:
         q, k, v = q[None], k[None], v[None]
-    q_segments, k_segments = get("segments") or (None, None)
-    x = Inputs(q, k, v, get("bias"), get("sinks"), get("mask"), q_segments, k_segments, get("offset"), get("seed"))
     # Unchecked, for these may be symbols here; the operator checks what it is given.
-    o = Options(get("scale"), get("causal", False), get("window"), get("softcap"), get("dropout", 0.0))
-    out, lse, *_ = forward(*_arguments(o, x))
+    numbers = {row.name: options.get(row.name, row.default) for row in _ROWS}
+    out, lse, *_ = forward(*_arguments(numbers, Inputs(q, k, v, **flatten(options))))
     return (out[0], lse[0]) if flat else (out, lse)
 
 
@@ -49,26 +79,46 @@ def _signed(seed: int | None) -> int | None:
     return seed - 2**64 if seed is not None and seed >= 2**63 else seed
 
 
-def _bind(args: Sequence[Any]) -> tuple[Options, Inputs]:
-    """Options and inputs from the arguments of an operator."""
-    *tensors, offset_tensor, seed_tensor, offset, seed, scale, causal, left, right, softcap, dropout = args[:_N]
-    window = None if left is None and right is None else (left, right)
-    o = _passes.settings("attention", args[0].shape[-1], scale, causal, window, softcap, dropout)
-    if offset_tensor is not None:
-        offset = offset_tensor
-    seed = seed_tensor if seed is None else seed % 2**64
-    if seed is not None or o.dropout > 0.0:
-        seed = _passes.check_seed("attention", o.dropout, seed)
-    return o, Inputs(*(*tensors, offset, seed))
+def _bind(args: Sequence[Any]) -> tuple[Passes, Inputs]:
+    """Passes and inputs from the arguments of an operator."""
+    given = {name: x for (_, name), x in zip(_SCHEMA, args, strict=False)}
+    numbers = {}
+    for row in _ROWS:
+        if row.kind is Kind.PAIR:
+            pair = given[f"{row.name}_0"], given[f"{row.name}_1"]
+            numbers[row.name] = None if pair == (None, None) else pair
+        else:
+            numbers[row.name] = given[row.name]
+    x = {i.name: given[i.name] for i in INPUTS}
+    for i in INPUTS:
+        if i.kind is Kind.SEED and x[i.name] is not None:
+            x[i.name] %= 2**64
+        if i.name in NUMBERS and given[f"{i.name}_tensor"] is not None:
+            x[i.name] = given[f"{i.name}_tensor"]
+    q = given["q"]
+    o = bind_numbers("attention", q.shape[-1], numbers)
+    inputs = bind_inputs("attention", q, given["k"], given["v"], o, unflatten(x))
+    return Passes(o, backends.find("torch", q.device.type)), inputs
 
 
-def _arguments(o: Options, x: Inputs) -> tuple[Any, ...]:
-    """The common arguments of an operator, from options and inputs."""
-    offsets = (x.offset, None) if isinstance(x.offset, Tensor) else (None, x.offset)
-    seeds = (x.seed, None) if isinstance(x.seed, Tensor) else (None, _signed(x.seed))
-    left, right = o.window or (None, None)
-    scalars = (o.scale, o.causal, left, right, o.softcap, o.dropout)
-    return *x[:-2], offsets[0], seeds[0], offsets[1], seeds[1], *scalars
+def _arguments(numbers: Mapping[str, Any], x: Inputs) -> tuple[Any, ...]:
+    """The common arguments of an operator, from options that are numbers and from inputs."""
+    found: list[Any] = []
+    for i, value in zip(INPUTS, x, strict=True):
+        if i.name in NUMBERS:
+            is_tensor = isinstance(value, Tensor)
+            number = None if is_tensor else value
+            found += [value if is_tensor else None, _signed(number) if i.kind is Kind.SEED else number]
+        else:
+            found.append(value)
+    for row in _ROWS:
+        value = numbers[row.name]
+        found += (value or (None, None)) if row.kind is Kind.PAIR else [value]
+    return tuple(found)
+
+
+def _numbers_of(o: Options) -> dict[str, Any]:
+    return {row.name: getattr(o, row.name) for row in _ROWS}
 
 
 def _operator(name: str, more: str, results: int) -> Callable[[Callable[..., Any]], Any]:
@@ -79,7 +129,7 @@ def _operator(name: str, more: str, results: int) -> Callable[[Callable[..., Any
 
 def _refuse_forward_mode() -> None:
     # Tangents are out of sight inside an operator, so the mere presence of forward mode must do.
-    if forward_ad._current_level >= 0:
+    if _private.forward_mode_active():
         _functions.refuse("forward mode through torch.ops.attngrad is")
 
 
@@ -88,36 +138,40 @@ def _filled(x: Inputs, given: Sequence[Tensor]) -> tuple[Tensor, ...]:
     return tuple(x.q.new_empty(0) if g is None else g for g in _functions.spread(x, given))
 
 
-@_operator("forward", "", 5)
+@_operator("forward", "", 2 + _N_RESIDUALS)
 def forward(*args: Any) -> tuple[Tensor, ...]:
     """``out, lse``, and what the backward pass needs."""
     _refuse_forward_mode()
-    o, x = _bind(args)
-    return _passes.forward_saving(x, o)
+    passes, x = _bind(args)
+    return passes.forward(x)
 
 
-@_operator("backward", "Tensor? dout, Tensor? dlse, Tensor wide, Tensor top, Tensor inverse", 5)
+@_operator("backward", f"Tensor? dout, Tensor? dlse{_RESIDUALS}", N_DIFFERENTIABLE)
 def backward(*args: Any) -> tuple[Tensor, ...]:
     """The gradients of q, k, v, bias and sinks."""
     _refuse_forward_mode()
-    o, x = _bind(args)
-    dout, dlse, *saved = args[_N:]
-    return _filled(x, _passes.backward(x, o, saved, dout, dlse))
+    passes, x = _bind(args)
+    dout, dlse, *residuals = args[_N:]
+    return _filled(x, passes.backward(x, residuals, dout, dlse))
 
 
 @_operator("forward_tangent", _TANGENTS, 2)
 def forward_tangent(*args: Any) -> tuple[Tensor, ...]:
     """``out_dot, lse_dot``."""
-    o, x = _bind(args)
-    return _passes.forward_tangent(x, o, args[_N:])
+    passes, x = _bind(args)
+    return passes.forward_tangent(x, args[_N:])
 
 
-@_operator("backward_tangent", f"{_TANGENTS}, Tensor? dout, Tensor? dlse, Tensor? dout_dot, Tensor? dlse_dot", 10)
+@_operator(
+    "backward_tangent",
+    f"{_TANGENTS}, Tensor? dout, Tensor? dlse, Tensor? dout_dot, Tensor? dlse_dot",
+    2 * N_DIFFERENTIABLE,
+)
 def backward_tangent(*args: Any) -> tuple[Tensor, ...]:
     """The gradients, then their tangents."""
-    o, x = _bind(args)
+    passes, x = _bind(args)
     t, cotangents = args[_N : _N + N_DIFFERENTIABLE], args[_N + N_DIFFERENTIABLE :]
-    both = _passes.backward_tangent(x, o, t, cotangents)
+    both = passes.backward_tangent(x, t, cotangents)
     half = len(both) // 2
     return *_filled(x, both[:half]), *_filled(x, both[half:])
 
@@ -125,23 +179,22 @@ def backward_tangent(*args: Any) -> tuple[Tensor, ...]:
 # --- the passes, for tensors that only the dispatcher can map over ---------------------------------------------------
 
 
-def gradient(o: Options, x: Inputs, dout: Any, dlse: Any, saved: Sequence[Any]) -> tuple[Any, ...]:
+def gradient(passes: Passes, x: Inputs, dout: Any, dlse: Any, residuals: Sequence[Any]) -> tuple[Any, ...]:
     """The five gradients, None for an input that is not given."""
-    args = _arguments(o, x)
-    if saved[0] is None:
-        saved = forward(*args)[2:]
-    return tuple(_masked(x, backward(*args, dout, dlse, *saved)))
+    args = _arguments(_numbers_of(passes.options), x)
+    residuals = residuals or forward(*args)[2:]
+    return tuple(_masked(x, backward(*args, dout, dlse, *residuals)))
 
 
-def tangent(o: Options, x: Inputs, t: Sequence[Any]) -> tuple[Tensor, Tensor]:
+def tangent(passes: Passes, x: Inputs, t: Sequence[Any]) -> tuple[Tensor, Tensor]:
     """``out_dot, lse_dot``."""
-    out_dot, lse_dot = forward_tangent(*_arguments(o, x), *t)
+    out_dot, lse_dot = forward_tangent(*_arguments(_numbers_of(passes.options), x), *t)
     return out_dot, lse_dot
 
 
-def curvature(o: Options, x: Inputs, t: Sequence[Any], cotangents: Sequence[Any]) -> tuple[Any, ...]:
+def curvature(passes: Passes, x: Inputs, t: Sequence[Any], cotangents: Sequence[Any]) -> tuple[Any, ...]:
     """The five gradients and their five tangents."""
-    both = backward_tangent(*_arguments(o, x), *t, *cotangents)
+    both = backward_tangent(*_arguments(_numbers_of(passes.options), x), *t, *cotangents)
     return tuple(_masked(x, both[:N_DIFFERENTIABLE])), tuple(_masked(x, both[N_DIFFERENTIABLE:]))
 
 
@@ -149,21 +202,15 @@ def curvature(o: Options, x: Inputs, t: Sequence[Any], cotangents: Sequence[Any]
 
 
 def _shape_forward(*args: Any) -> tuple[Tensor, ...]:
-    q, v = args[0], args[2]
-    wide = _passes.wide_dtype(q.dtype)
-    rows = q.shape[:-1]
-    out = q.new_empty((*rows, v.shape[-1]))
-    return (
-        out,
-        q.new_empty(rows, dtype=wide),
-        torch.empty_like(out, dtype=wide),
-        *(q.new_empty(rows, dtype=wide) for _ in range(2)),
-    )
+    q, k, v = args[:3]
+    out, lse = _shape_forward_tangent(*args)
+    specs = _residual_specs(q, k, v)
+    return out, lse, *(q.new_empty(s.shape, dtype=getattr(torch, s.dtype.name)) for s in specs)
 
 
 def _shape_forward_tangent(*args: Any) -> tuple[Tensor, ...]:
     q, v = args[0], args[2]
-    return q.new_empty((*q.shape[:-1], v.shape[-1])), q.new_empty(q.shape[:-1], dtype=_passes.wide_dtype(q.dtype))
+    return q.new_empty((*q.shape[:-1], v.shape[-1])), q.new_empty(q.shape[:-1], dtype=wide_dtype(q.dtype))
 
 
 def _shape_backward(*args: Any) -> tuple[Tensor, ...]:
@@ -229,7 +276,7 @@ def _backward_of_backward(ctx: Any, *u: Tensor | None) -> tuple[Any, ...]:
         *(None,) * (_N - N_DIFFERENTIABLE),
         None if dout is None else out_dot,
         None if dlse is None else lse_dot,
-        *(None,) * 3,
+        *(None,) * _N_RESIDUALS,
     )
 
 

@@ -5,13 +5,17 @@ from __future__ import annotations
 from typing import Any, Unpack
 
 import torch
-from attngrad.core.options import Operands, OptionArguments, Options, reject_unknown
+from torch import Tensor
+
+from attngrad.core import option_checks
+from attngrad.core.operands import Operands, assemble, flatten
+from attngrad.core.options import OptionArguments, Options, reject_unknown
 from attngrad.core.philox import keep_mask
 from attngrad.reference import SoftCap
 from attngrad.reference.dense import visibility
-from attngrad.torch import _passes
 from attngrad.torch._attention import attention
-from torch import Tensor
+from attngrad.torch._passes import bind_numbers, check_seed
+from attngrad.torch._tensors import wide_dtype
 
 
 def attention_weights(q: Tensor, k: Tensor, lse: Tensor | None = None, **options: Unpack[OptionArguments]) -> Tensor:
@@ -30,15 +34,13 @@ def attention_weights(q: Tensor, k: Tensor, lse: Tensor | None = None, **options
     """
     name = "attention_weights"
     reject_unknown(name, options)
-    get: Any = options.get
     if lse is None:
-        plain: Any = {key: x for key, x in options.items() if key not in ("dropout", "seed")}
-        _, lse = attention(q, k, k, **plain | {"return_lse": True})
-    wide = _passes.wide_dtype(q.dtype)
-    o = _passes.settings(
-        name, q.shape[-1], get("scale"), get("causal", False), get("window"), get("softcap"), get("dropout", 0.0)
-    )
-    x = Operands(q, k, k, get("bias"), get("sinks"), get("mask"), get("segments"), _offset(q, k, get("offset")))
+        undropped: Any = {key: x for key, x in options.items() if key not in ("dropout", "seed")}
+        _, lse = attention(q, k, k, **undropped | {"return_lse": True})
+    wide = wide_dtype(q.dtype)
+    o = bind_numbers(name, q.shape[-1], options)
+    flat = {i: y for i, y in flatten(options).items() if i != "seed"}
+    x, _ = assemble(o, {"q": q, "k": k, "v": k, **flat})
     if x.group > 1:
         k = k.repeat_interleave(x.group, dim=-3)
     scores: Tensor = SoftCap(o.softcap).value(o.scale * (q.to(wide) @ k.to(wide).mT))
@@ -49,14 +51,12 @@ def attention_weights(q: Tensor, k: Tensor, lse: Tensor | None = None, **options
     lse = lse.masked_fill(lse == -torch.inf, 0.0)  # of a query that sees nothing: all its scores are -inf
     weights = (scores - lse[..., None]).exp()
     if o.dropout > 0.0:
-        seed = int(_passes.check_seed(name, o.dropout, get("seed"))) % 2**64
-        keep = torch.from_numpy(keep_mask(tuple(weights.shape), o.dropout, seed))
+        seed: Any = options.get("seed")
+        option_checks.seed_beside(name, o.dropout, seed)
+        check_seed(name, seed)
+        keep = torch.from_numpy(keep_mask(tuple(weights.shape), o.dropout, int(seed) % 2**64))
         weights = weights * keep / (1.0 - o.dropout)
     return weights.to(q.dtype)
-
-
-def _offset(q: Tensor, k: Tensor, offset: Any) -> Any:
-    return k.shape[-2] - q.shape[-2] if offset is None else offset
 
 
 def _masks(x: Operands, o: Options) -> bool:

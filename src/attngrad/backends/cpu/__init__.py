@@ -1,1 +1,41 @@
-"""The native kernels, for NumPy arrays and what shares their memory."""
+"""The native kernels: NumPy arrays in CPU memory, and what shares it, in every dtype and with every option."""
+
+from __future__ import annotations
+
+from attngrad.backends.cpu import by_address
+from attngrad.backends.cpu.parts import backward_parts, forward_parts, tangent_parts
+from attngrad.backends.cpu.passes import (
+    backward,
+    backward_tangent,
+    forward,
+    forward_tangent,
+    keep_mask,
+    residual_specs,
+)
+from attngrad.backends.cpu.threads import choose_isa
+from attngrad.core.operands import Operands
+from attngrad.core.options import Options
+
+__all__ = [
+    "NAME",
+    "backward",
+    "backward_parts",
+    "backward_tangent",
+    "by_address",
+    "forward",
+    "forward_parts",
+    "forward_tangent",
+    "keep_mask",
+    "refuses",
+    "residual_specs",
+    "tangent_parts",
+]
+
+NAME = "cpu"
+
+choose_isa()
+
+
+def refuses(x: Operands, o: Options) -> str | None:
+    """None: all that ``bind`` admits is computed."""
+    return None

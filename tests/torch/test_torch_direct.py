@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import attngrad
 import attngrad.torch as bridge
 import torch
-from attngrad.torch import _functions, _plain
+from attngrad.torch import _direct, _functions
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 OPTIONS = ({}, {"scale": -0.3, "causal": True}, {"window": (1, None), "softcap": 2.0}, {"window": (None, 1)})
@@ -51,7 +51,7 @@ def test_both_ways_give_the_same_bits(dtype, options, axes):
         one = torch.autograd.grad(out, (q, k, v), cotangents[0], retain_graph=True)
         other = torch.autograd.grad(lse, (q, k), cotangents[1], retain_graph=True)
         runs.append((out, lse, *one, *other, *torch.autograd.grad((out, lse), (q, k, v), cotangents)))
-    assert "PlainBackward" in type(bridge.attention(q, k, v, **options).grad_fn).__name__
+    assert isinstance(bridge.attention(q, k, v, **options).grad_fn.kept, _direct.KeptMemory)
     for x, y in zip(*runs, strict=True):
         assert x.dtype == y.dtype
         assert x.shape == y.shape
@@ -164,20 +164,20 @@ def test_what_looks_on_takes_the_long_way():
     class Subclass(torch.Tensor):
         pass
 
-    assert _plain.kind_of(q, k, v) == 0
-    assert _plain.kind_of(q, k, v.float()) is None
-    assert _plain.kind_of(torch._neg_view(-q), k, v) is None
+    assert _direct.type_of(q, k, v) == 0
+    assert _direct.type_of(q, k, v.float()) is None
+    assert _direct.type_of(torch._neg_view(-q), k, v) is None
     assert torch.equal(bridge.attention(torch._neg_view(-q), k, v), bridge.attention(q, k, v))
-    assert _plain.kind_of(q, k, v.detach().to_sparse()) is None
-    assert _plain.kind_of(q, k, v.to("meta")) is None
-    assert _plain.kind_of(q, k, v.numpy(force=True)) is None
-    assert _plain.kind_of(q, k, v.as_subclass(Subclass)) is None
+    assert _direct.type_of(q, k, v.detach().to_sparse()) is None
+    assert _direct.type_of(q, k, v.to("meta")) is None
+    assert _direct.type_of(q, k, v.numpy(force=True)) is None
+    assert _direct.type_of(q, k, v.as_subclass(Subclass)) is None
     with Mode():
-        assert _plain.kind_of(q, k, v) is None
+        assert _direct.type_of(q, k, v) is None
         assert torch.equal(bridge.attention(q, k, v), bridge.attention(q, k, v))
     with torch.autograd.forward_ad.dual_level():
-        assert _plain.kind_of(q, k, v) is None
-    assert torch.func.vmap(lambda q: torch.tensor(_plain.kind_of(q, k, v) is None))(q).all()
+        assert _direct.type_of(q, k, v) is None
+    assert torch.func.vmap(lambda q: torch.tensor(_direct.type_of(q, k, v) is None))(q).all()
 
 
 @pytest.mark.usefixtures("plain")

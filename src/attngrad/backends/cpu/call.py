@@ -1,0 +1,62 @@
+"""Operands and Options as the compiled passes take them: fields by name, those alone that differ from the default."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from attngrad import _native
+from attngrad.backends.cpu import _old  # temporary
+from attngrad.backends.cpu.arrays import bits, contiguous, plane, rows, segment_ids
+from attngrad.backends.merge import widen
+from attngrad.core.arrays import Array
+from attngrad.core.operands import Operands, Tangents
+from attngrad.core.options import ARRAYS, STATIC, Kind, Options
+
+
+@lru_cache(maxsize=1024)
+def static_fields(o: Options) -> dict[str, Any]:
+    """The options that are not arrays, by name; not to be written to. A name that the kernels lack is an error."""
+    fields = {row.name: value for row in STATIC if (value := getattr(o, row.name)) != row.default}
+    if not o.dropout:
+        fields.pop("seed", None)
+    return fields
+
+
+def call(x: Operands, o: Options, *, bias: Array | None = None, natural: bool = False) -> _native.Call:
+    """A problem for the compiled passes. ``bias`` is ``plane(x.bias)`` where that is there already.
+
+    ``natural``: row maxima in natural units, whatever is given; see ``Saved``.
+    """
+    fields = {**static_fields(o)}
+    for row, value in zip(ARRAYS, x[3:], strict=False):
+        if value is None:
+            continue
+        if row.kind is Kind.OFFSET:
+            fields[row.name] = value if isinstance(value, int) else _offsets(x)
+        elif row.kind is Kind.IDS:
+            fields[f"q_{row.name}"], fields[f"k_{row.name}"] = segment_ids(x, value)
+        elif row.kind is Kind.PER_HEAD:
+            fields[row.name] = contiguous(widen(value))
+        else:
+            fields[row.name] = bits(bias if row.name == "bias" and bias is not None else plane(value, x))
+    if o.dropout:
+        fields["origin"] = x.origin
+    if natural:
+        fields["natural"] = True
+    return _old.Call(bits(rows(x.q)), bits(rows(x.k)), bits(rows(x.v)), fields)
+
+
+def _offsets(x: Operands) -> Array:
+    return np.broadcast_to(x.offset, x.q.shape[:-3]).reshape(math.prod(x.q.shape[:-3])).astype(np.int64)
+
+
+def directions(x: Operands, t: Tangents) -> _native.Directions:
+    """The tangents as the compiled passes take them."""
+    q, k, v = (None if d is None else bits(rows(d)) for d in t[:3])
+    bias = None if t.bias is None else bits(plane(t.bias, x))
+    sinks = None if t.sinks is None else contiguous(widen(t.sinks))
+    return _old.Directions(q, k, v, bias, sinks)
