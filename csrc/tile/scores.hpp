@@ -159,7 +159,7 @@ class Scores {
 public:
     // Scores are held in units of log2, which saves a multiplication before exp2. With a bias or sinks they are held as they
     // are: a bias close to the lowest number would overflow.
-    static T unit(const Problem& p) { return static_cast<T>(p.bias || p.sinks ? 1.0 : log2e); }
+    static T unit(const Problem& p) { return static_cast<T>(p.natural || p.bias || p.sinks ? 1.0 : log2e); }
 
     // How q is scaled before the product with k, so that apply() starts from z/c with a softcap and from the score without.
     static T query_factor(const Problem& p) { return static_cast<T>(p.softcap > 0 ? p.scale / p.softcap : p.scale * unit(p)); }
@@ -363,6 +363,7 @@ private:
         const T kept = static_cast<T>(1.0 / (1.0 - p_.dropout));
         const std::int64_t j0 = k0 + p_.origin.j, j1 = k1 + p_.origin.j;
         const auto batch = static_cast<std::uint32_t>(q.b + p_.origin.b);
+        const std::uint32_t threshold = keep_threshold(p_.dropout);
         std::uint32_t words[4][block<T>];
         for (std::int64_t four = j0 / 4; four * 4 < j1; ++four) {
             for (int lane = 0; lane < q.width; ++lane) {
@@ -377,7 +378,7 @@ private:
                 const std::int64_t j = four * 4 + n;
                 if (j < j0 || j >= j1) continue;
                 T* row = keep_ + (j - j0) * block<T>;
-                for (int lane = 0; lane < q.width; ++lane) row[lane] = words[n][lane] >= p_.threshold ? kept : 0;
+                for (int lane = 0; lane < q.width; ++lane) row[lane] = words[n][lane] >= threshold ? kept : 0;
             }
         }
     }

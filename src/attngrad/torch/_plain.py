@@ -30,7 +30,7 @@ class Kept(NamedTuple):
 
     options: Options
     kind: int
-    numbers: tuple[float, float, bool, int, int]
+    fields: dict[str, Any]
     saved: object  # a capsule of the bindings
 
 
@@ -45,8 +45,13 @@ def kind_of(q: Any, k: Any, v: Any) -> int | None:
 
 def attention(o: Options, kind: int, q: Tensor, k: Tensor, v: Tensor, want_lse: bool) -> Any:
     """``out``, or ``(out, lse)``; None where shapes or strides do not fit. ``kind`` is that of ``kind_of``."""
-    left, right = o.window or (None, None)
-    numbers = (o.scale, o.softcap or 0.0, o.causal, -1 if left is None else left, -1 if right is None else right)
+    fields: dict[str, Any] = {"scale": o.scale}
+    if o.softcap is not None:
+        fields["softcap"] = o.softcap
+    if o.causal:
+        fields["causal"] = True
+    if o.window is not None:
+        fields["window"] = o.window
     rows, features = q.shape[:-1], v.shape[-1:]
     out = _like(q) if q.shape[-1:] == features else q.new_empty(rows + features)
     results: tuple[Tensor, ...] = (out,)
@@ -54,11 +59,11 @@ def attention(o: Options, kind: int, q: Tensor, k: Tensor, v: Tensor, want_lse: 
         results = (out, q.new_empty(rows, dtype=torch.float32 if kind > 1 else None))
     recorded = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     addresses = (out.data_ptr(), results[1].data_ptr() if want_lse else 0)
-    saved = _native.plain_forward(kind, q, k, v, numbers, *addresses, recorded)
+    saved = _native.forward_by_address(kind, q, k, v, fields, *addresses, recorded)
     if saved is False:
         return None
     if saved:
-        results = _apply(Kept(o, kind, numbers, saved), results, q, k, v)
+        results = _apply(Kept(o, kind, fields, saved), results, q, k, v)
     return results if want_lse else results[0]
 
 
@@ -79,7 +84,7 @@ class Plain(torch.autograd.Function):
         grads: Any = (None, None, None)
         if dout is not None or dlse is not None:
             if torch.is_grad_enabled() or _functions.watched() or _functions.mapped_by_dispatcher((dout, dlse)):
-                saved = map(torch.from_numpy, _native.plain_parts(kept.saved))
+                saved = map(torch.from_numpy, _native.residuals_of(kept.saved))
                 grads = _functions.gradient(kept.options, Inputs(*inputs), dout, dlse, tuple(saved))[:3]
             else:
                 grads = _backward(kept, inputs, dout, dlse)
@@ -102,7 +107,7 @@ def _backward(
     dq, dk, dv = _like(q), _like(k), _like(v)
     addresses = (0 if dlse is None else dlse.data_ptr(), dq.data_ptr(), dk.data_ptr(), dv.data_ptr())
     same = q.dtype is k.dtype is v.dtype and _KINDS.get(q.dtype) == kept.kind
-    if not same or not _native.plain_backward(kept.saved, kept.kind, q, k, v, kept.numbers, dout, *addresses):
+    if not same or not _native.backward_by_address(kept.saved, kept.kind, q, k, v, kept.fields, dout, *addresses):
         _passes.refuse_replaced()
     return dq, dk, dv
 

@@ -17,7 +17,7 @@ import numpy as np
 from attngrad import _native, reference
 from attngrad.backends.cpu.threads import choose_isa
 from attngrad.core.arrays import Array
-from attngrad.core.dtypes import ACCUMULATE, BFLOAT16, CODES
+from attngrad.core.dtypes import ACCUMULATE, BFLOAT16
 from attngrad.core.options import Gradients, Operands, Options, Tangents
 from attngrad.reference.dense import sum_to
 
@@ -177,41 +177,31 @@ def keep_mask(
 def _call(x: Operands, o: Options, bias: Array | None = None) -> _native.Call:
     """The operands and options as the kernels take them: four axes, features contiguous, nothing else copied."""
     q, k, v = _rows(x.q), _rows(x.k), _rows(x.v)
-    kind = CODES[x.q.dtype]
     if x.q.dtype == BFLOAT16:
         q, k, v = _bits(q), _bits(k), _bits(v)
-    left, right = o.window or (None, None)
-    extra: dict[str, Any] = {}
+    fields: dict[str, Any] = {"scale": o.scale}
+    if o.softcap is not None:
+        fields["softcap"] = o.softcap
+    if o.causal:
+        fields["causal"] = True
+    if o.window is not None:
+        fields["window"] = o.window
+    if o.causal or o.window is not None:
+        fields["offset"] = x.offset
+        if not isinstance(x.offset, int):
+            leading = x.q.shape[:-3]
+            fields["offset"] = np.broadcast_to(x.offset, leading).reshape(-1).astype(np.int64)
     if x.mask is not None:
-        extra["mask"] = _plane(x.mask, x)
+        fields["mask"] = _plane(x.mask, x)
     if x.bias is not None:
-        bias = _plane(x.bias, x) if bias is None else bias
-        extra |= {"bias": _bits(bias), "bias_type": CODES[x.bias.dtype]}
+        fields["bias"] = _bits(_plane(x.bias, x) if bias is None else bias)
     if x.sinks is not None:
-        extra["sinks"] = _contiguous(_widen(x.sinks))
+        fields["sinks"] = _contiguous(_widen(x.sinks))
     if x.segments is not None:
-        extra["q_segments"], extra["k_segments"] = _segments(x)
+        fields["q_segments"], fields["k_segments"] = _segments(x)
     if o.dropout > 0.0 and o.seed is not None:
-        extra |= {"dropout": o.dropout, "threshold": math.floor(o.dropout * 2.0**32), "seed": o.seed}
-        extra["origin"] = x.origin
-    offset = x.offset
-    if not isinstance(offset, int):
-        leading = x.q.shape[:-3]
-        extra["offset_array"] = np.broadcast_to(offset, leading).reshape(-1).astype(np.int64)
-        offset = 0
-    return _native.Call(
-        kind,
-        q,
-        k,
-        v,
-        o.scale,
-        o.softcap or 0.0,
-        o.causal,
-        -1 if left is None else left,
-        -1 if right is None else right,
-        offset,
-        **extra,
-    )
+        fields |= {"dropout": o.dropout, "seed": o.seed, "origin": x.origin}
+    return _native.Call(q, k, v, fields)
 
 
 def _empty(shape: tuple[int, ...], dtype: Any) -> Array:
@@ -292,7 +282,7 @@ def _narrow(x: Array, dtype: Any) -> Array:
         return x
     x = _contiguous(x)
     out = _empty(x.shape, dtype)
-    _native.narrow(CODES[dtype], x, _bits(out))
+    _native.narrow(x, _bits(out))
     return out
 
 
@@ -376,9 +366,8 @@ def _directions(x: Operands, t: Tangents) -> _native.Directions:
     """The tangents as the kernels take them."""
     q, k, v = (None if d is None else _bits(_rows(d)) for d in t[:3])
     bias = None if t.bias is None else _plane(t.bias, x)
-    kind = 1 if bias is None else CODES[bias.dtype]
     sinks = None if t.sinks is None else _contiguous(_widen(t.sinks))
-    return _native.Directions(q, k, v, None if bias is None else _bits(bias), kind, sinks)
+    return _native.Directions(q, k, v, None if bias is None else _bits(bias), sinks)
 
 
 # --- dense passes ---------------------------------------------------------------------------------------------------
