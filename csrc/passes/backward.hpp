@@ -1,7 +1,7 @@
 // The backward pass: five products a tile, all from one Omega, in a fixed order of additions.
 //
 //     p = exp(s - lse) (F4); dv = (p o M)^T dout (R1); dp = (dout v^T) o M (R2); delta (R3); ds = p o (dp - delta) (R4)
-//     dbias (R5); dz = ds o cap'(z) (R7); dq = scale dz k (R8); dk = scale dz^T q (R9)
+//     dbias (R5); dz = ds o m'(z) (R7); dq = scale dz k (R8); dk = scale dz^T q (R9)
 //
 #pragma once
 
@@ -27,10 +27,11 @@ __attribute__((noinline)) void omega(const Scores<T> scores, T* s, T* dp, T* ds,
             const int n = v * W;
             Vec<T> x = load<T>(s + at + n);
             if constexpr (scaled) x = scores.scaled(x, factor);
-            Cap<T> cap;
+            Modified<T> y{x};
             Int<T> sees = ~Int<T>{};
-            if constexpr (path == Path::biased) x = scores.add_bias(x, k, lane + n);
-            if constexpr (path == Path::general) x = scores.template apply<1>(x, k, lane + n, &cap);
+            if constexpr (path == Path::biased) y.value = scores.add_bias(x, k, lane + n);
+            if constexpr (path == Path::general) y = scores.apply(x, k, lane + n);
+            x = y.value;
             if constexpr (modified<path>) sees = x != -std::numeric_limits<T>::infinity();  // by a bias of -inf, too
             if constexpr (path == Path::hidden) sees = scores.sees(k, lane + n);
             x -= m[v];
@@ -46,7 +47,7 @@ __attribute__((noinline)) void omega(const Scores<T> scores, T* s, T* dp, T* ds,
             Vec<T> dz = p * (g - d[v]);
             if constexpr (path != Path::clear) dz = sees ? dz : Vec<T>{};
             if (modified<path> && ds) store<T>(ds + at + n, dz);
-            if (path == Path::general && scores.capped()) dz = sees ? dz * cap.slope : Vec<T>{};
+            if (path == Path::general && scores.modifies()) dz = sees ? dz * y.slope : Vec<T>{};
             store<T>(s + at + n, kept);
             store<T>(dp + at + n, dz);
         }

@@ -1,7 +1,7 @@
 // The tangent of the backward pass: gradients and their tangents, tile by tile from the row statistics.
 //
 //     delta_dot (H1); dp_dot = (dout_dot v^T + dout v_dot^T) o M (H2)
-//     ds_dot = p_dot o (dp - delta) + p o (dp_dot - delta_dot) (H3); dz_dot = ds_dot o cap'(z) + ds o cap''(z) o z_dot (H4)
+//     ds_dot = p_dot o (dp - delta) + p o (dp_dot - delta_dot) (H3); dz_dot = ds_dot o m'(z) + ds o m''(z) o z_dot (H4)
 //     dq_dot = scale (dz_dot k + dz k_dot) (H5); dk_dot = scale (dz_dot^T q + dz^T q_dot) (H6)
 //     dv_dot = (p_dot o M)^T dout + (p o M)^T dout_dot (H7); dbias_dot (H8)
 //
@@ -39,14 +39,15 @@ __attribute__((noinline)) void omega_tangent(const Scores<T> scores, const Secon
             Vec<T> x = load<T>(tiles.s + at), z_dot{}, dp = load<T>(tiles.dp + at), dp_dot{}, w{};
             if (tiles.moves) z_dot = load<T>(tiles.z_dot + at);
             if (tiles.pulls) dp_dot = load<T>(tiles.dp_dot + at);
-            Cap<T> cap;
+            Modified<T> y{x};
             Int<T> sees = ~Int<T>{};
-            if constexpr (path == Path::biased) x = scores.add_bias(x, k, n);
-            if constexpr (path == Path::general) x = scores.template apply<2>(x, k, n, &cap);
+            if constexpr (path == Path::biased) y.value = scores.add_bias(x, k, n);
+            if constexpr (path == Path::general) y = scores.apply(x, k, n);
+            x = y.value;
             if constexpr (modified<path>) sees = x != -std::numeric_limits<T>::infinity();  // by a bias of -inf, too
             if constexpr (path == Path::hidden) sees = scores.sees(k, n);
             if (tiles.moves) {  // s_dot - lse_dot
-                w = modified<path> ? scores.tangent(z_dot, cap.slope, k, n) : scores.plain_tangent(z_dot);
+                w = modified<path> ? scores.tangent(z_dot, y.slope, k, n) : scores.plain_tangent(z_dot);
                 w = (w - load<T>(rows.shift + n)) - load<T>(rows.mean + n);
             }
             x -= load<T>(rows.top + n);
@@ -73,9 +74,9 @@ __attribute__((noinline)) void omega_tangent(const Scores<T> scores, const Secon
                 store<T>(tiles.ds + at, dz);
                 store<T>(tiles.ds_dot + at, dz_dot);
             }
-            if (path == Path::general && scores.capped()) {
-                dz_dot = sees ? dz_dot * cap.slope + dz * (cap.bend * z_dot) : Vec<T>{};  // (H4)
-                dz = sees ? dz * cap.slope : Vec<T>{};                                    // (R7)
+            if (path == Path::general && scores.modifies()) {
+                dz_dot = sees ? dz_dot * y.slope + dz * (y.bend * z_dot) : Vec<T>{};  // (H4)
+                dz = sees ? dz * y.slope : Vec<T>{};                                  // (R7)
             }
             store<T>(tiles.s + at, kept);
             store<T>(tiles.dp + at, dz);

@@ -1,6 +1,6 @@
 // The forward pass: online softmax over tiles of keys, queries in the lanes, scores kept transposed.
 //
-//     z = scale q k^T (F1); s = cap(z) + bias, masked (F2); lse (F3); p = exp(s - lse) (F4); out = (p o M) v (F5)
+//     z = scale q k^T (F1); s = m(z) + bias, masked (F2); lse (F3); p = exp(s - lse) (F4); out = (p o M) v (F5)
 #pragma once
 
 #include <vector>
@@ -90,7 +90,7 @@ __attribute__((noinline)) void softmax(const Scores<T> scores, T* s, long k0, Sp
             if constexpr (scaled) x = scores.scaled(x, factor);
             if constexpr (path == Path::hidden) x = scores.hide(x, k, lane + v * W);
             if constexpr (path == Path::biased) x = scores.add_bias(x, k, lane + v * W);
-            if constexpr (path == Path::general) x = scores.template apply<0>(x, k, lane + v * W);
+            if constexpr (path == Path::general) x = scores.apply(x, k, lane + v * W).value;
             if constexpr (scaled || path != Path::clear) store<T>(row + v * W, x);
             const Vec<T> larger = vmax(x, m[v]);
             m[v] = next[v];

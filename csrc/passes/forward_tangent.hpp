@@ -1,6 +1,6 @@
 // The tangent of the forward pass: one online pass gives out, lse, out_dot and lse_dot.
 //
-//     z_dot = scale (q_dot k^T + q k_dot^T) (T1); s_dot = cap'(z) o z_dot + bias_dot (T2)
+//     z_dot = scale (q_dot k^T + q k_dot^T) (T1); s_dot = m'(z) o z_dot + bias_dot (T2)
 //     lse_dot = rowsum(p o s_dot) + exp(sigma - lse) sigma_dot (T3); p_dot = p o (s_dot - lse_dot) (T4)
 //     out_dot = (p_dot o M) v + (p o M) v_dot (T5)
 //
@@ -38,10 +38,11 @@ __attribute__((noinline)) void softmax_tangent(const Scores<T> scores, T* s, T* 
         for (int v = 0; v < NV; ++v) {
             Vec<T> x = load<T>(s + at + v * W), x_dot = load<T>(d + at + v * W);
             if constexpr (modified<path>) {
-                Cap<T> cap;
-                if constexpr (path == Path::biased) x = scores.add_bias(x, k, lane + v * W);
-                if constexpr (path == Path::general) x = scores.template apply<1>(x, k, lane + v * W, &cap);
-                x_dot = scores.tangent(x_dot, cap.slope, k, lane + v * W);
+                Modified<T> y{x};
+                if constexpr (path == Path::biased) y.value = scores.add_bias(x, k, lane + v * W);
+                if constexpr (path == Path::general) y = scores.apply(x, k, lane + v * W);
+                x = y.value;
+                x_dot = scores.tangent(x_dot, y.slope, k, lane + v * W);
             } else {
                 if constexpr (path == Path::hidden) x = scores.hide(x, k, lane + v * W);
                 x_dot = scores.plain_tangent(x_dot);

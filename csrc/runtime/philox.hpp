@@ -29,6 +29,9 @@ struct Origin {
     std::int64_t b = 0, h = 0, i = 0, j = 0;
 };
 
+// A score is kept where its word is at least this: as often as 1 - rate.
+inline std::uint32_t keep_threshold(double rate) { return static_cast<std::uint32_t>(rate * 0x1p32); }
+
 // One row of the keep mask: keys origin.j, origin.j + 1, ... of the row at origin.
 inline void keep_row(bool* keep, std::int64_t keys, Origin o, std::uint64_t seed, std::uint32_t threshold) {
     Words words{};

@@ -40,9 +40,9 @@ struct Problem {
     const void* sinks = nullptr;                                      // (Hq,), in the compute type
     const std::int32_t *q_segments = nullptr, *k_segments = nullptr;  // (B, T) and (B, S)
     double dropout = 0.0;
-    std::uint32_t threshold = 0;
     std::uint64_t seed = 0;
     Origin origin;
+    bool natural = false;  // scores are held in natural units even without bias and sinks (see Scores::unit)
 
     std::int64_t group() const { return Hk ? Hq / Hk : 1; }
     bool banded() const { return causal || left >= 0 || right >= 0; }

@@ -6,6 +6,7 @@
 #include <limits>
 #include <type_traits>
 
+#include "tile/modifiers.hpp"
 #include "tile/tiles.hpp"
 
 namespace attngrad::ATTNGRAD_ISA {
@@ -147,31 +148,28 @@ struct Paths {
     Path inner, outer;  // of the keys that every lane sees, and of the others
 };
 
-// The derivatives of the softcap: cap'(z), and cap''(z) z_dot over z_dot as Scores::tangent() takes it.
-template <class T>
-struct Cap {
-    Vec<T> slope{}, bend{};
-};
-
 // The inner loops take it by value: their stores could else, for all that the compiler knows, change it.
 template <class T>
 class Scores {
 public:
     // Scores are held in units of log2, which saves a multiplication before exp2. With a bias or sinks they are held as they
     // are: a bias close to the lowest number would overflow.
-    static T unit(const Problem& p) { return static_cast<T>(p.bias || p.sinks ? 1.0 : log2e); }
+    static T unit(const Problem& p) { return static_cast<T>(p.natural || p.bias || p.sinks ? 1.0 : log2e); }
 
-    // How q is scaled before the product with k, so that apply() starts from z/c with a softcap and from the score without.
-    static T query_factor(const Problem& p) { return static_cast<T>(p.softcap > 0 ? p.scale / p.softcap : p.scale * unit(p)); }
+    // How q is scaled before the product with k, so that apply() starts from what the first modifier takes; without one, from
+    // the score.
+    static T query_factor(const Problem& p) {
+        return static_cast<T>(Modifiers<T>::active(p) ? p.scale / Modifiers<T>::argument_unit(p) : p.scale * unit(p));
+    }
     static T sink(const Problem& p, std::int64_t head) { return static_cast<const T*>(p.sinks)[head]; }
 
     Scores(const Problem& p, Cutter& cut, const Plane& bias_dot = {})
         : p_(p),
           p_bias_dot_(bias_dot),
-          cap_(static_cast<T>(p.softcap * unit(p))),
+          modifiers_(p, unit(p)),
           to_log2_(static_cast<T>(log2e) / unit(p)),
-          to_score_(static_cast<T>(p.softcap > 0 ? p.softcap : 1 / static_cast<double>(unit(p)))),
-          capped_(p.softcap > 0),
+          to_score_(
+              static_cast<T>(Modifiers<T>::active(p) ? Modifiers<T>::argument_unit(p) : 1 / static_cast<double>(unit(p)))),
           natural_(unit(p) == 1) {
         if (p.mask) visible_ = cut.take<std::uint16_t>(keys<T> * vectors);
         if (p.q_segments) q_ids_ = cut.take<Lane>(block<T>);
@@ -200,7 +198,7 @@ public:
 
     // How the tile is gone through; with `keep`, where dropout matters, too.
     Paths paths(bool keep) const {
-        if (capped_ || (keep && drops())) return {Path::general, Path::general};
+        if (modifies() || (keep && drops())) return {Path::general, Path::general};
         const Path outer = natural_ ? Path::general : Path::hidden, inner = natural_ ? Path::biased : Path::clear;
         return {masked_ || mixed_ ? outer : inner, outer};
     }
@@ -216,24 +214,19 @@ public:
         return bias_ ? x + load<T>(bias_ + (k - k0_) * block<T> + lane) : x;
     }
 
-    // The score, -inf where masked. `cap` receives as many derivatives of the softcap as `order` says.
-    template <int order>
-    ATTNGRAD_INLINE Vec<T> apply(Vec<T> x, long k, int lane, Cap<T>* cap = nullptr) const {
-        if (capped_) {
-            const Tanh<T> t = tanh<T>(x);
-            if constexpr (order > 0) cap->slope = t.slope;
-            if constexpr (order > 1) cap->bend = static_cast<T>(-2) * t.value * t.slope;
-            x = t.value * cap_;
-        }
-        return hide(add_bias(x, k, lane), k, lane);
+    // The score, -inf where masked; and slope and bend of the modifiers, where there are any.
+    ATTNGRAD_INLINE Modified<T> apply(Vec<T> x, long k, int lane) const {
+        Modified<T> y = modifiers_(x);
+        y.value = hide(add_bias(y.value, k, lane), k, lane);
+        return y;
     }
 
-    // s_dot = cap'(z) z_dot + bias_dot (T2), as it is, from z_dot as the products give it: times query_factor() / scale,
+    // s_dot = m'(z) z_dot + bias_dot (T2), as it is, from z_dot as the products give it: times query_factor() / scale,
     // like z. Every pass must round it alike: adding zero keeps the compiler from contracting the product with what the
     // caller subtracts next.
     ATTNGRAD_INLINE Vec<T> tangent(Vec<T> z_dot, Vec<T> slope, long k, int lane) const {
         Vec<T> x = z_dot * to_score_, add{};
-        if (capped_) x *= slope;
+        if (modifies()) x *= slope;
         if (bias_dot_) add = load<T>(bias_dot_ + (k - k0_) * block<T> + lane);
         return x + add;
     }
@@ -252,7 +245,7 @@ public:
     // The exponent of 2 for a difference of scores.
     ATTNGRAD_INLINE Vec<T> exponent(Vec<T> difference) const { return difference * to_log2_; }
 
-    bool capped() const { return capped_; }
+    bool modifies() const { return modifiers_.active(); }
     bool drops() const { return keep_ != nullptr; }
     // M: 0 or 1 / (1 - rate).
     ATTNGRAD_INLINE Vec<T> keep(long k, int lane) const { return load<T>(keep_ + (k - k0_) * block<T> + lane); }
@@ -363,6 +356,7 @@ private:
         const T kept = static_cast<T>(1.0 / (1.0 - p_.dropout));
         const std::int64_t j0 = k0 + p_.origin.j, j1 = k1 + p_.origin.j;
         const auto batch = static_cast<std::uint32_t>(q.b + p_.origin.b);
+        const std::uint32_t threshold = keep_threshold(p_.dropout);
         std::uint32_t words[4][block<T>];
         for (std::int64_t four = j0 / 4; four * 4 < j1; ++four) {
             for (int lane = 0; lane < q.width; ++lane) {
@@ -377,15 +371,16 @@ private:
                 const std::int64_t j = four * 4 + n;
                 if (j < j0 || j >= j1) continue;
                 T* row = keep_ + (j - j0) * block<T>;
-                for (int lane = 0; lane < q.width; ++lane) row[lane] = words[n][lane] >= p_.threshold ? kept : 0;
+                for (int lane = 0; lane < q.width; ++lane) row[lane] = words[n][lane] >= threshold ? kept : 0;
             }
         }
     }
 
     const Problem& p_;
     Plane p_bias_dot_;
-    T cap_, to_log2_, to_score_;
-    bool capped_, natural_;  // natural: the unit of scores is 1
+    Modifiers<T> modifiers_;
+    T to_log2_, to_score_;
+    bool natural_;  // natural: the unit of scores is 1
     const Block<T>* q_ = nullptr;
     long k0_ = 0;
     bool edge_ = false, masked_ = false, mixed_ = false;  // whether band, mask, segments hide any key from any query

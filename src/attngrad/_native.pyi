@@ -12,73 +12,53 @@ def set_isa(name: str, /) -> None: ...
 def set_num_threads(n: int, /) -> None: ...
 def get_num_threads() -> int: ...
 def buffer(bytes: int) -> npt.NDArray[np.uint8]: ...  # noqa: A002
-def narrow(kind: int, wide: npt.NDArray[np.float32], out: npt.NDArray[Any]) -> None: ...
+def narrow(wide: npt.NDArray[np.float32], out: npt.NDArray[Any]) -> None: ...
 def fma_rate(f64: bool, rounds: int) -> float: ...
 def read_rate(data: npt.NDArray[np.float32]) -> float: ...
 
 _Capsule = object
 
-def plain_forward(
-    kind: int,
+# By name, the options that differ from their defaults.
+_Fields = dict[str, Any]
+
+def forward_by_address(
+    type: int,  # noqa: A002
     q: object,
     k: object,
     v: object,
-    numbers: tuple[float, float, bool, int, int],
+    fields: _Fields,
     out: int,
     lse: int,
     save: bool,
 ) -> _Capsule | Literal[False] | None: ...
-def plain_parts(saved: _Capsule) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]: ...
-def plain_backward(
+def backward_by_address(
     saved: _Capsule,
-    kind: int,
+    type: int,  # noqa: A002
     q: object,
     k: object,
     v: object,
-    numbers: tuple[float, float, bool, int, int],
+    fields: _Fields,
     dout: object,
     dlse: int,
     dq: int,
     dk: int,
     dv: int,
 ) -> bool: ...
+def residuals_of(saved: _Capsule) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]: ...
 def keep_mask(out: npt.NDArray[np.bool_], seed: int, threshold: int, b0: int, h0: int, i0: int, j0: int) -> None: ...
 
 _Array = npt.NDArray[Any] | None
 
 class Call:
-    def __init__(
-        self,
-        kind: int,
-        q: npt.NDArray[Any],
-        k: npt.NDArray[Any],
-        v: npt.NDArray[Any],
-        scale: float,
-        softcap: float = ...,
-        causal: bool = ...,
-        left: int = ...,
-        right: int = ...,
-        offset: int = ...,
-        offset_array: _Array = ...,
-        mask: _Array = ...,
-        bias: _Array = ...,
-        bias_type: int = ...,
-        sinks: _Array = ...,
-        q_segments: _Array = ...,
-        k_segments: _Array = ...,
-        dropout: float = ...,
-        threshold: int = ...,
-        seed: int = ...,
-        origin: tuple[int, int, int, int] = ...,
-    ) -> None: ...
-    def forward(self, out: _Array, wide_out: _Array, lse: _Array, top: _Array, inverse: _Array) -> None: ...
+    def __init__(self, q: npt.NDArray[Any], k: npt.NDArray[Any], v: npt.NDArray[Any], fields: _Fields) -> None: ...
+    def forward(self, out: _Array, wide_out: _Array, lse: _Array, row_max: _Array, inv_row_sum: _Array) -> None: ...
     def backward(
         self,
         dout: _Array,
         dlse: _Array,
         out: _Array,
-        top: _Array,
-        inverse: _Array,
+        row_max: _Array,
+        inv_row_sum: _Array,
         dq: _Array,
         dk: _Array,
         dv: _Array,
@@ -91,13 +71,13 @@ class Call:
         out: _Array,
         wide_out: _Array,
         lse: _Array,
-        top: _Array,
-        inverse: _Array,
+        row_max: _Array,
+        inv_row_sum: _Array,
         out_dot: _Array,
         wide_out_dot: _Array,
         lse_dot: _Array,
-        shift: _Array,
-        mean: _Array,
+        tangent_shift: _Array,
+        tangent_mean: _Array,
     ) -> None: ...
     def backward_tangent(
         self,
@@ -105,8 +85,8 @@ class Call:
         dout: _Array,
         dlse: _Array,
         out: _Array,
-        top: _Array,
-        inverse: _Array,
+        row_max: _Array,
+        inv_row_sum: _Array,
         dq: _Array,
         dk: _Array,
         dv: _Array,
@@ -115,8 +95,8 @@ class Call:
         dout_dot: _Array,
         dlse_dot: _Array,
         out_dot: _Array,
-        shift: _Array,
-        mean: _Array,
+        tangent_shift: _Array,
+        tangent_mean: _Array,
         dq_dot: _Array,
         dk_dot: _Array,
         dv_dot: _Array,
@@ -125,4 +105,4 @@ class Call:
     ) -> None: ...
 
 class Directions:
-    def __init__(self, q: _Array, k: _Array, v: _Array, bias: _Array, bias_type: int, sinks: _Array) -> None: ...
+    def __init__(self, q: _Array, k: _Array, v: _Array, bias: _Array, sinks: _Array) -> None: ...

@@ -328,7 +328,7 @@ def script(code: str, **environment: str) -> str:
 
 
 def test_the_environment_chooses_threads_and_instruction_set():
-    code = "import attngrad, attngrad.backends.cpu.kernels as k; print(attngrad.get_num_threads(), k._native.isa())"
+    code = "import attngrad, attngrad.backends.cpu as k; print(attngrad.get_num_threads(), k._native.isa())"
     assert script(code, ATTNGRAD_NUM_THREADS="5", ATTNGRAD_ISA="baseline") == "5 baseline"
 
 

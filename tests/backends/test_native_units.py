@@ -55,6 +55,7 @@ def test_they_are_clean_under_sanitizers(tmp_path, isa):
     ("right", "wrong"),
     [
         ("return exp2<T>(x); }", "return exp2<T>(x) * static_cast<T>(1.000001); }"),
+        ("next.slope * slope, next.bend * slope", "next.slope * slope, next.bend"),
         ("back.bits == x.bits", "back.bits + 1 == x.bits"),
         ("if constexpr (std::is_same_v<To, ToC>) to += sum;", "if constexpr (std::is_same_v<To, ToC>) to = sum;"),
     ],

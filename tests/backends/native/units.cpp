@@ -1,6 +1,7 @@
 // The parts that every kernel is made of, each against a plain computation in higher precision: exp2, log and tanh in units of
-// the last place over their range, the conversions of storage, the product. Prints what it found; exits with 1 where a bound is
-// broken. tests/test_native_units.py compiles it for each instruction set of the machine, and with sanitizers.
+// the last place over their range, the conversions of storage, score modifiers and their derivatives, the product. Prints what
+// it found; exits with 1 where a bound is broken. tests/test_native_units.py compiles it for each instruction set of the
+// machine, and with sanitizers.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -8,6 +9,7 @@
 #include <vector>
 
 #include "simd/storage.hpp"
+#include "tile/modifiers.hpp"
 #include "tile/product.hpp"
 
 namespace attngrad::ATTNGRAD_ISA {
@@ -169,6 +171,76 @@ void products() {
     expect("product", most, 0);
 }
 
+// s = z + z^2 / 6, its argument in units of 3, its value in units of 2. On where `causal` is, for want of a field.
+template <class T>
+struct Bent {
+    static bool active(const Problem& p) { return p.causal; }
+    static double argument_unit(const Problem&) { return 3; }
+    static double value_unit(const Problem&) { return 2; }
+    explicit Bent(const Problem&) {}
+    Modified<T> operator()(Vec<T> x) const {
+        const Vec<T> z = x * static_cast<T>(3);
+        return {(z + z * z / static_cast<T>(6)) / static_cast<T>(2), 1 + z / static_cast<T>(3), broadcast<T>(1)};
+    }
+};
+
+struct Exact {  // a function and two derivatives
+    long double value, slope = 1, bend = 0;
+    Exact then(const Exact& next) const {
+        return {next.value, next.slope * slope, next.bend * slope * slope + next.slope * bend};
+    }
+    Exact capped(long double c) const {
+        const long double t = std::tanh(value / c);
+        return then({c * t, 1 - t * t, -2 * t * (1 - t * t) / c});
+    }
+    Exact bent() const { return then({value + value * value / 6, 1 + value / 3, 1.0L / 3}); }
+};
+
+// The largest relative error of values, slopes and bends of modifiers one after the other.
+template <class T, template <class> class... M>
+double chain_error(const Problem& p, Exact (*exact)(Exact, const Problem&)) {
+    using Chain = ModifierChain<T, M<T>...>;
+    const double unit = 1.25, argument = Chain::argument_unit(p);
+    const Chain chain(p, unit);
+    double most = 0;
+    for (double z = -2; z <= 2; z += 1.0 / 64) {
+        const Modified<T> found = chain(broadcast<T>(static_cast<T>(z / argument)));
+        const Exact truth = exact({z}, p);
+        const auto differ = [&](double x, long double y) {
+            const double error = static_cast<double>(std::abs(x - y) / (1 + std::abs(y)));
+            if (!(error <= most)) most = error;
+        };
+        differ(found.value[0] / unit, truth.value);
+        differ(found.slope[0], truth.slope);
+        differ(found.bend[0] / argument, truth.bend);
+    }
+    return most / std::numeric_limits<T>::epsilon();
+}
+
+template <class T>
+void modifiers() {
+    for (const bool cap : {false, true})
+        for (const bool bend : {false, true}) {
+            if (!cap && !bend) continue;
+            Problem p;
+            p.softcap = cap ? 2.5 : 0;
+            p.causal = bend;
+            const auto cap_first = [](Exact z, const Problem& p) {
+                if (p.softcap > 0) z = z.capped(p.softcap);
+                return p.causal ? z.bent() : z;
+            };
+            const auto cap_last = [](Exact z, const Problem& p) {
+                if (p.causal) z = z.bent();
+                return p.softcap > 0 ? z.capped(p.softcap) : z;
+            };
+            expect("modifiers, cap first", chain_error<T, SoftCap, Bent>(p, cap_first), 8);
+            expect("modifiers, cap last", chain_error<T, Bent, SoftCap>(p, cap_last), 8);
+        }
+    const Problem none;
+    expect("no modifier",
+           !Modifiers<T>::active(none) && one<T>([&](Vec<T> x) { return Modifiers<T>(none, 1)(x).value; }, 3) == 3);
+}
+
 int run() {
     std::printf("float\n");
     functions<float>();
@@ -176,6 +248,7 @@ int run() {
     functions<double>();
     storage<Half>("half", 5, 10);
     storage<BFloat16>("bfloat16", 8, 7);
+    modifiers<float>(), modifiers<double>();
     products<float, 1>(), products<float, 2>(), products<float, 3>();
     products<double, 1>(), products<double, 2>(), products<double, 3>();
     if constexpr (registers == 32) products<float, 4>(), products<double, 4>();

@@ -9,7 +9,7 @@ import numpy as np
 
 from attngrad import _native
 from attngrad.core.arrays import Array
-from attngrad.core.dtypes import BFLOAT16, CODES
+from attngrad.core.dtypes import BFLOAT16
 from attngrad.core.operands import Operands
 
 
@@ -78,5 +78,5 @@ def narrow(x: Array, dtype: Any) -> Array:
         return x
     x = contiguous(x)
     out = empty(x.shape, dtype)
-    _native.narrow(CODES[dtype], x, bits(out))
+    _native.narrow(x, bits(out))
     return out

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from attngrad import _native
-from attngrad.backends.cpu import _old  # temporary
 from attngrad.backends.cpu.arrays import bits, contiguous, plane, rows, segment_ids
 from attngrad.backends.merge import widen
 from attngrad.core.arrays import Array
@@ -47,7 +46,7 @@ def call(x: Operands, o: Options, *, bias: Array | None = None, natural: bool = 
         fields["origin"] = x.origin
     if natural:
         fields["natural"] = True
-    return _old.Call(bits(rows(x.q)), bits(rows(x.k)), bits(rows(x.v)), fields)
+    return _native.Call(bits(rows(x.q)), bits(rows(x.k)), bits(rows(x.v)), fields)
 
 
 def _offsets(x: Operands) -> Array:
@@ -59,4 +58,4 @@ def directions(x: Operands, t: Tangents) -> _native.Directions:
     q, k, v = (None if d is None else bits(rows(d)) for d in t[:3])
     bias = None if t.bias is None else bits(plane(t.bias, x))
     sinks = None if t.sinks is None else contiguous(widen(t.sinks))
-    return _old.Directions(q, k, v, bias, sinks)
+    return _native.Directions(q, k, v, bias, sinks)

@@ -1,0 +1,65 @@
+// Running a pass without the GIL.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <unistd.h>
+
+#include <atomic>
+
+#include "runtime/problem.hpp"
+#include "runtime/thread_pool.hpp"
+
+namespace attngrad {
+
+// Set from any thread while others compute: a call reads each once.
+inline std::atomic<const Kernels*> g_kernels{nullptr};
+inline std::atomic<int> g_threads{1};
+
+// RAII: releases the GIL. CPython ends a thread that asks for it while the interpreter shuts down, by unwinding its stack:
+// what the workers still read would go, and a destructor may not be unwound. Such a thread, which must be a daemon, sleeps
+// instead until the process ends.
+class WithoutGil {
+public:
+    WithoutGil() : state_(PyEval_SaveThread()) {}
+    ~WithoutGil() { restore(); }
+    WithoutGil(const WithoutGil&) = delete;
+
+    // Whether a signal handler raised; the handlers run now.
+    bool signalled() {
+        restore();
+        const bool raised = PyErr_CheckSignals() != 0;
+        state_ = PyEval_SaveThread();
+        return raised;
+    }
+
+private:
+    void restore() noexcept {
+        try {
+            PyEval_RestoreThread(state_);
+        } catch (...) {
+            for (;;) pause();
+        }
+    }
+
+    PyThreadState* state_;
+};
+
+// work(kernels, team) without the GIL. Signals are handled now and then; what their handlers raise is raised here.
+template <class Work>
+void run(Work work) {
+    bool cancelled = false;
+    {
+        WithoutGil without;
+        Team team(g_threads, [&] { return without.signalled(); });
+        work(*g_kernels.load(), team);
+        cancelled = team.cancelled();
+    }
+    if (!cancelled) return;
+    if (!PyErr_Occurred())
+        PyErr_SetString(PyExc_RuntimeError,
+                        "attngrad: a signal handler forked in the middle of this call, whose other "
+                        "threads are in the parent process. Call it again.");
+    throw nanobind::python_error();
+}
+
+}  // namespace attngrad
