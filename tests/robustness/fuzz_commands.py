@@ -121,7 +121,7 @@ def draw(number: int) -> list[str]:
         return [
             name,
             "--document",
-            rng.choice(["000", "001", "002", "003", "004"]),
+            rng.choice(["equation-z", "back-pass", "transformer", "003", "004"]),
             "--seed",
             rng.choice(NUMBERS),
             "--json",

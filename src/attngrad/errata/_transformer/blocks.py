@@ -1,7 +1,6 @@
-"""What the claims are judged on beside one head: the layer of the NumPy code, and that of the trace derivation.
+"""What the derivation by traces is judged on: a layer whose heads are the blocks of wide matrices.
 
-One head, the complex step and the sizes are those of ``attngrad.formulas.case``. Letters: T queries, S keys, D
-features of q and k, E of v, B batch, H heads, M features of the layer.
+Letters: T queries, S keys, D features of q and k, H heads, M features of the layer.
 """
 
 from __future__ import annotations
@@ -12,99 +11,10 @@ from functools import cached_property
 import numpy as np
 
 from attngrad.core.arrays import Array
-from attngrad.formulas.case import (
-    AWKWARD,
-    SQUARE,
-    Head,
-    Projected,
-    Sizes,
-    along,
-    attend,
-    complex_step,
-    rowsum,
-    softmax,
-    t,
-)
+from attngrad.formulas.case import Sizes, along, attend, complex_step, softmax
 from attngrad.reference.forms import block_diagonal, reciprocal, selector
 
-__all__ = [
-    "AWKWARD",
-    "SQUARE",
-    "Blocks",
-    "Head",
-    "Layer",
-    "Projected",
-    "Sizes",
-    "along",
-    "attend",
-    "complex_step",
-    "rowsum",
-    "softmax",
-    "t",
-]
-
 DIRECTIONS = 4
-
-
-# --- the layer of the NumPy code -------------------------------------------------------------------------------------
-
-
-class Layer:
-    """x_q ``(B, T, M)``, x_k, x_v ``(B, S, M)``, weights ``(M, M)``, H heads of width M / H; dy is the cotangent."""
-
-    def __init__(self, n: Sizes, rng: np.random.Generator) -> None:
-        self.n = n
-        self.x_q = rng.standard_normal((n.batch, n.queries, n.model))
-        self.x_k, self.x_v = rng.standard_normal((2, n.batch, n.keys, n.model))
-        self.w_q, self.w_k, self.w_v, self.w_o = n.model**-0.5 * rng.standard_normal((4, n.model, n.model))
-        self.dy = rng.standard_normal((n.batch, n.queries, n.model))
-        q, k, v = (self.split(x @ w) for x, w in zip(self.inputs, self.weights, strict=True))
-        self.head = Head(q, k, v, self.split(self.dy), n.depth**-0.5, rng)
-
-    @property
-    def inputs(self) -> tuple[Array, Array, Array]:
-        """x_q, x_k, x_v."""
-        return self.x_q, self.x_k, self.x_v
-
-    @property
-    def weights(self) -> tuple[Array, Array, Array]:
-        """w_q, w_k, w_v."""
-        return self.w_q, self.w_k, self.w_v
-
-    def split(self, x: Array) -> Array:
-        """``(B, n, M)`` to ``(B, H, n, M / H)``: head h is the h-th slice of the features."""
-        return np.stack(np.split(x, self.n.heads, axis=-1), axis=1)
-
-    def merge(self, x: Array) -> Array:
-        """The inverse of ``split``."""
-        return np.concatenate(list(np.moveaxis(x, 1, 0)), axis=-1)
-
-    def merged(self, inputs: tuple[Array, ...], weights: tuple[Array, ...]) -> Array:
-        """The heads' outputs side by side, before any output projection."""
-        q, k, v = (self.split(x @ w) for x, w in zip(inputs, weights, strict=True))
-        return self.merge(attend(q, k, v))
-
-    def _derivatives(self, of: str) -> tuple[Array, ...]:
-        given: dict[str, tuple[Array, ...]] = {"inputs": self.inputs, "weights": self.weights}
-
-        def loss(x: Array, i: int) -> Array:
-            moved = {**given, of: (*given[of][:i], x, *given[of][i + 1 :])}
-            return np.sum(self.dy * self.merged(**moved))
-
-        return tuple(complex_step(lambda x, i=i: loss(x, i), x) for i, x in enumerate(given[of]))  # type: ignore[misc]
-
-    @cached_property
-    def d_inputs(self) -> tuple[Array, ...]:
-        """True gradients at x_q, x_k, x_v, the merged heads being the output."""
-        return self._derivatives("inputs")
-
-    @cached_property
-    def d_weights(self) -> tuple[Array, ...]:
-        """True gradients at w_q, w_k, w_v, the merged heads being the output."""
-        return self._derivatives("weights")
-
-
-# --- the layer of the trace derivation -------------------------------------------------------------------------------
 
 
 class Blocks:
@@ -178,19 +88,12 @@ class Blocks:
         return complex_step(self.f_of_scores, self.a)
 
     @cached_property
-    def d_w_q(self) -> Array:
-        """True df/dW^Q, heads stacked."""
-        return complex_step(lambda w: self.f_of_weights(w_q=w), self.w_q)
-
-    @cached_property
-    def d_w_k(self) -> Array:
-        """True df/dW^K, heads stacked."""
-        return complex_step(lambda w: self.f_of_weights(w_k=w), self.w_k)
-
-    @cached_property
-    def d_w_v(self) -> Array:
-        """True df/dW^V, heads stacked."""
-        return complex_step(lambda w: self.f_of_weights(w_v=w), self.w_v)
+    def d_weights(self) -> dict[str, Array]:
+        """True df/dW for w_q, w_k and w_v, heads stacked."""
+        return {
+            name: complex_step(lambda w, name=name: self.f_of_weights(**{name: w}), getattr(self, name))  # type: ignore[misc]
+            for name in ("w_q", "w_k", "w_v")
+        }
 
     def along_weights(self, f: Callable[[Array, Array], Array], only: Array | float = 1.0) -> Array:
         """The derivatives of f(w_q, w_k) along each (w_q_dot, w_k_dot), times ``only``."""
