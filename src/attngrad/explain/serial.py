@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 FORMAT, VERSION = "attngrad trace", 1
 
 
-def plain(x: Any) -> Any:
+def jsonable(x: Any) -> Any:
     """Nested lists of an array, or a number: floats that JSON cannot write as strings."""
     if isinstance(x, np.ndarray):
-        return plain(x.tolist())
+        return jsonable(x.tolist())
     if isinstance(x, list):
-        return [plain(a) for a in x]
+        return [jsonable(a) for a in x]
     return x if not isinstance(x, float) or math.isfinite(x) else str(x)
 
 
 def _array(values: Any, shape: list[int]) -> NDArray:
-    """``plain`` undone; the shape tells apart what is empty."""
+    """``jsonable`` undone; the shape tells apart what is empty."""
     flat = np.array(values, dtype=object).reshape(-1)
     return np.array([float(a) for a in flat], np.float64).reshape(shape)
 
@@ -49,7 +49,7 @@ def dump(trace: Trace) -> str:
             "letters": rule.letters,
             "entry": rule.entry,
             "shape": step.shape,
-            "value": plain(step.value),
+            "value": jsonable(step.value),
         }
     document = {
         "format": FORMAT,
@@ -61,7 +61,7 @@ def dump(trace: Trace) -> str:
         "tokens": trace.tokens,
         "steps": steps,
         "invariants": [
-            {"claim": i.claim, "steps": i.steps, "error": plain(i.error), "holds": i.holds} for i in trace.invariants
+            {"claim": i.claim, "steps": i.steps, "error": jsonable(i.error), "holds": i.holds} for i in trace.invariants
         ],
     }
     return json.dumps(document, allow_nan=False)

@@ -56,8 +56,8 @@ def heat_table(m: Matrix) -> Table:
 
 def _cut(label: str, width: int) -> str:
     """A label of at most ``width`` columns, control characters and wide characters told by their escape."""
-    plain = "".join(c if c.isprintable() and ord(c) < 0x1100 else f"\\u{ord(c):x}" for c in label)
-    return plain if len(plain) <= width else plain[: width - 1] + "~"
+    ascii_label = "".join(c if c.isprintable() and ord(c) < 0x1100 else f"\\u{ord(c):x}" for c in label)
+    return ascii_label if len(ascii_label) <= width else ascii_label[: width - 1] + "~"
 
 
 class _Block:

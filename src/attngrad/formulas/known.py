@@ -137,8 +137,8 @@ def _canonical(target: Symbol) -> tuple[str, dict[str, str]]:
     forward = dict(zip(distinct, "ijkl", strict=False))
     free = [c for c in "ijklabcuvw" if c not in distinct]
     back = {c: free.pop(0) for c in "ijklab" if c not in forward.values()} if distinct else {}
-    plain = Symbol(target.name, tuple(forward[i] for i in target.indices))
-    return symbol_text(plain), back | {new: old for old, new in forward.items()}
+    renamed = Symbol(target.name, tuple(forward[i] for i in target.indices))
+    return symbol_text(renamed), back | {new: old for old, new in forward.items()}
 
 
 def right_forms(target: Symbol, style: str) -> list[Equation]:

@@ -179,7 +179,7 @@ class Latex(Cursor):
         raise self.fault(f"the derivative of {of.name} at {at.name}, in this form, is not of the list.", token)
 
     def is_fraction_of_differentials(self, word: str) -> bool:
-        """Whether a plain dA_i/dS_i stands here, written without spaces; ``word`` has just been read."""
+        """Whether dA_i/dS_i stands here in plain text, without spaces; ``word`` has just been read."""
         j = self.i
         if self.tokens[j].text == "_":
             j = min(j + 2, len(self.tokens) - 2)

@@ -43,7 +43,7 @@ _FACTORS: tuple[tuple[str, Callable[[float], float], str], ...] = (
 
 
 def audit_formula(text: str, *, scale: float | None = None, seed: int = 0) -> FormulaReport:
-    r"""Read a formula of attention, plain or LaTeX, and judge it: it holds, has a wrong shape, or is wrong.
+    r"""Read a formula of attention, in plain text or LaTeX, and judge it: it holds, has a wrong shape, or is wrong.
 
     Every name has its true value (by the reference and the complex step, in float64) at random inputs of awkward sizes:
     n queries, m keys, d_k features of Q and K, d_v of V. The sides must have one shape and be equal to rounding. For a
