@@ -9,7 +9,7 @@ from attngrad.explain.cli import command as explain
 
 
 class _Commands(click.Group):
-    """Errors that a user can mend come on one line, without a traceback."""
+    """Errors that a user can fix are printed on one line, without a traceback."""
 
     def invoke(self, ctx: click.Context) -> object:
         try:

@@ -1,8 +1,8 @@
-"""The errata that runs: four documents on the gradient of attention, every claim of theirs checked when asked.
+"""The errata that runs: four documents on the gradient of attention, every claim of theirs checked at run time.
 
 A matrix formula is read from its text, as printed, by the parser of ``attngrad.audit_formula``; code, traces and prose
 are rewritten here. The truth is the derivative by the complex step, in float64, at sizes that all differ. Nothing
-is looked up: a verdict is what the check finds, and the corrected form is checked beside the claim. One rule decides:
+is looked up: a verdict is what the check finds, and the corrected form is checked with the claim. One rule decides:
 code is judged as it runs, a formula by its literal reading as a matrix formula in the document's own notation; where a
 kinder reading holds, the finding says which.
 

@@ -1,4 +1,4 @@
-"""How a claim is judged: what it computes, against the derivative, at the moment of asking."""
+"""How a claim is judged: what it computes, against the derivative, at run time."""
 
 from __future__ import annotations
 

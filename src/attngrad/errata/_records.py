@@ -39,7 +39,7 @@ class Cases:
 class Finding(NamedTuple):
     """What a check found. An error is None where there is no number: it raises, or has another shape.
 
-    ``evidence`` is the same in every run from one seed; ``timing`` is what the clock said this time, if it was asked.
+    ``evidence`` is the same in every run from one seed; ``timing`` is what was measured in this run, if anything was.
 
     >>> from attngrad import errata
     >>> finding = errata.entries()[0].check(errata.Cases(0))

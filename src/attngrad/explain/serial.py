@@ -30,7 +30,7 @@ def jsonable(x: Any) -> Any:
 
 
 def _array(values: Any, shape: list[int]) -> NDArray:
-    """``jsonable`` undone; the shape tells apart what is empty."""
+    """The inverse of ``jsonable``; the shape distinguishes empty arrays."""
     flat = np.array(values, dtype=object).reshape(-1)
     return np.array([float(a) for a in flat], np.float64).reshape(shape)
 
@@ -68,7 +68,7 @@ def dump(trace: Trace) -> str:
 
 
 def _check_steps(x: Operands, rules: Mapping[str, Rule], values: Mapping[str, NDArray]) -> None:
-    """Steps are told by texts; those of attention have the letters of their rule, and the shapes that these say."""
+    """Steps are named by texts; those of attention have the letters of their rule, and the shapes that these say."""
     letters = {rule.name: rule.letters for rule in RULES}
     (t, s), d, e = x.scores_shape[-2:], x.q.shape[-1], x.v.shape[-1]
     sizes = {"i": t, "j": s, "d": d, "e": e}
