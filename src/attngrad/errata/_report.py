@@ -38,10 +38,8 @@ def summary(results: Sequence[Result]) -> str:
     return f"{line}; every corrected form holds to {figure(max(e for e in errors if e is not None))}."
 
 
-_FIELDS = (
-    *("id", "document", "where", "title", "says"),
-    *("holds", "error", "evidence", "wrong", "correct", "corrected_error"),
-)
+_SAID = ("id", "document", "where", "title", "says", "wrong", "correct")
+_FOUND = ("holds", "error", "corrected_error", "evidence")
 
 
 def to_json(results: Sequence[Result]) -> str:
@@ -53,7 +51,9 @@ def to_json(results: Sequence[Result]) -> str:
     >>> json.loads(to_json(errata.run("equation-z")))["summary"]["wrong"]
     5
     """
-    claims = [{name: getattr(r if hasattr(r, name) else r.entry, name) for name in _FIELDS} for r in results]
+    claims = [
+        {name: getattr(r.entry, name) for name in _SAID} | {name: getattr(r, name) for name in _FOUND} for r in results
+    ]
     found = {
         "claims": len(results),
         "hold": sum(r.holds for r in results),

@@ -12,7 +12,7 @@ from attngrad.errata._back_pass.layer import Layer
 from attngrad.errata._claim import relative_error
 from attngrad.errata._formula import Claims
 from attngrad.errata._records import Entry
-from attngrad.formulas.case import attend, complex_step, softmax
+from attngrad.formulas.case import complex_step, softmax
 from attngrad.formulas.report import figure
 
 layer = Claims(Layer)
@@ -54,16 +54,6 @@ def _joined(c: Layer, x: Array, tokens: int = -1) -> Array:
 def forward(c: Layer) -> Array:
     q, k, v = (_reshaped(c, np.dot(x, w)) for x, w in zip(c.inputs, c.weights, strict=True))
     return _joined(c, softmax(np.matmul(q, k.transpose(0, 1, 3, 2)) / np.sqrt(c.n.depth)) @ v)
-
-
-def _forward_by_slices(c: Layer) -> Array:
-    q, k, v = (x @ w for x, w in zip(c.inputs, c.weights, strict=True))
-    out = np.empty((c.n.batch, c.n.queries, c.n.model))
-    for b in range(c.n.batch):
-        for h in range(c.n.heads):
-            own = slice(h * c.n.depth, (h + 1) * c.n.depth)
-            out[b, :, own] = attend(q[b, :, own], k[b, :, own], v[b, :, own])
-    return out
 
 
 def _projections(c: Layer) -> tuple[Array, Array, Array]:
@@ -117,7 +107,7 @@ ENTRIES: tuple[Entry, ...] = (
         "heads split, scaled by 1/sqrt(depth), merged",
         "x.reshape(B, -1, H, depth).transpose(0, 2, 1, 3), and back",
         forward,
-        _forward_by_slices,
+        lambda c: c.merged(c.inputs, c.weights),
         evidence=lambda c: "with a softmax of our own; three inputs, so for cross-attention too",
     ),
     layer.claim(

@@ -21,19 +21,11 @@ class Layer:
         self.x_q = rng.standard_normal((n.batch, n.queries, n.model))
         self.x_k, self.x_v = rng.standard_normal((2, n.batch, n.keys, n.model))
         self.w_q, self.w_k, self.w_v, self.w_o = n.model**-0.5 * rng.standard_normal((4, n.model, n.model))
+        self.inputs = (self.x_q, self.x_k, self.x_v)
+        self.weights = (self.w_q, self.w_k, self.w_v)
         self.dy = rng.standard_normal((n.batch, n.queries, n.model))
         q, k, v = (self.split(x @ w) for x, w in zip(self.inputs, self.weights, strict=True))
         self.head = Head(q, k, v, self.split(self.dy), n.depth**-0.5, rng)
-
-    @property
-    def inputs(self) -> tuple[Array, Array, Array]:
-        """x_q, x_k, x_v."""
-        return self.x_q, self.x_k, self.x_v
-
-    @property
-    def weights(self) -> tuple[Array, Array, Array]:
-        """w_q, w_k, w_v."""
-        return self.w_q, self.w_k, self.w_v
 
     def split(self, x: Array) -> Array:
         """``(B, n, M)`` to ``(B, H, n, M / H)``: head h is the h-th slice of the features."""

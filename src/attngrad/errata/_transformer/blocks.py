@@ -27,6 +27,7 @@ class Blocks:
         self.w_q, self.w_k = n.model**-0.5 * rng.standard_normal((2, n.heads, n.model, n.width))
         self.w_q_dot, self.w_k_dot = rng.standard_normal((2, DIRECTIONS, n.heads, n.model, n.width))
         self.w_v = n.model**-0.5 * rng.standard_normal((n.heads, n.model, n.depth))
+        self.weights = {"w_q": self.w_q, "w_k": self.w_k, "w_v": self.w_v}
         self.w_o = rng.standard_normal((n.heads * n.depth, n.model))
         self.a_dot = rng.standard_normal((n.queries, n.heads * n.keys))
         self.w_v_dot, self.w_o_dot = rng.standard_normal(self.w_v.shape), rng.standard_normal(self.w_o.shape)
@@ -35,11 +36,10 @@ class Blocks:
         self.value_blocks = block_diagonal(self.value @ self.w_v)
         self.picks = [selector(h, n.heads, n.keys) for h in range(n.heads)]
 
-    def heads(self, w_q: Array | None = None, w_k: Array | None = None, w_v: Array | None = None) -> Array:
+    def heads(self, **moved: Array) -> Array:
         """Concat(head_1, ..., head_H), with any of the weights replaced."""
-        q = self.query @ (self.w_q if w_q is None else w_q)
-        k = self.key @ (self.w_k if w_k is None else w_k)
-        v = self.value @ (self.w_v if w_v is None else w_v)
+        w = self.weights | moved
+        q, k, v = self.query @ w["w_q"], self.key @ w["w_k"], self.value @ w["w_v"]
         return np.concatenate(list(attend(q, k, v)), axis=-1)
 
     def f(self, x: Array) -> Array:
@@ -90,10 +90,8 @@ class Blocks:
     @cached_property
     def d_weights(self) -> dict[str, Array]:
         """True df/dW for w_q, w_k and w_v, heads stacked."""
-        return {
-            name: complex_step(lambda w, name=name: self.f_of_weights(**{name: w}), getattr(self, name))  # type: ignore[misc]
-            for name in ("w_q", "w_k", "w_v")
-        }
+        moved = {name: lambda w, name=name: self.f_of_weights(**{name: w}) for name in self.weights}
+        return {name: complex_step(moved[name], w) for name, w in self.weights.items()}
 
     def along_weights(self, f: Callable[[Array, Array], Array], only: Array | float = 1.0) -> Array:
         """The derivatives of f(w_q, w_k) along each (w_q_dot, w_k_dot), times ``only``."""

@@ -21,7 +21,7 @@ ENTRIES: tuple[Entry, ...] = (
         "question 1",
         "the multi-head layer",
         "MultiHead = Concat(head_1, ..., head_H) W^O, head_h = Attention(Q W_h^Q, K W_h^K, V W_h^V)",
-        lines.by_hand,
+        lambda c: lines.by_hand(c) @ c.w_o,
         lambda c: c.heads() @ c.w_o,
     ),
     blocks.claim(

@@ -15,11 +15,11 @@ from attngrad.reference.forms import block_diagonal, reciprocal
 # (S_1 V, ..., S_H V)); S their softmax; U = Upsilon(exp(A) 1), one over the row sums; gamma = 1/sqrt(d_k).
 
 
-def by_hand(c: Blocks) -> Array:
-    heads = []
-    for w_q, w_k, w_v in zip(c.w_q, c.w_k, c.w_v, strict=True):
-        heads.append(softmax(c.query @ w_q @ (c.key @ w_k).T / np.sqrt(c.n.width)) @ (c.value @ w_v))
-    return np.concatenate(heads, axis=1) @ c.w_o
+def by_hand(c: Blocks, **moved: Array) -> Array:
+    """Concat(S_1 V W_1^V, ..., S_H V W_H^V), head by head, with any of the weights replaced."""
+    w = c.weights | moved
+    soft = [softmax(x / np.sqrt(c.n.width)) for x in c.products(w["w_q"], w["w_k"])]
+    return np.concatenate([s @ c.value @ v for s, v in zip(soft, w["w_v"], strict=True)], axis=1)
 
 
 def gradient_of_blocks(c: Blocks) -> Array:
@@ -114,9 +114,8 @@ def one_weight_lines(c: Blocks) -> Array:
 
 
 def one_weight_truth(c: Blocks) -> Array:
-    by_q, by_k = (
-        np.sum(d * x, axis=(1, 2)) for d, x in ((c.d_weights["w_q"], c.w_q_dot[0]), (c.d_weights["w_k"], c.w_k_dot[0]))
-    )
+    by_q = np.sum(c.d_weights["w_q"] * c.w_q_dot[0], axis=(1, 2))
+    by_k = np.sum(c.d_weights["w_k"] * c.w_k_dot[0], axis=(1, 2))
     return np.stack([by_q, by_q, by_k], axis=1).reshape(-1)
 
 
@@ -132,21 +131,15 @@ def lines_of_question_1(c: Blocks) -> Array:
 
 def first_lines(c: Blocks, **dots: Array) -> list[Array]:
     """df along these weights, by the three lines that open questions 2 and 3."""
-    names = list(dots)
-    moves = [(getattr(c, name), dot) for name, dot in dots.items()]
+    moves = [(c.weights[name], dot) for name, dot in dots.items()]
 
-    def by_hand(*w: Array) -> Array:
-        full = {"w_q": c.w_q, "w_k": c.w_k, "w_v": c.w_v} | dict(zip(names, w, strict=True))
-        soft = [softmax(c.gamma * x) for x in c.products(full["w_q"], full["w_k"])]
-        return np.concatenate([s @ c.value @ v for s, v in zip(soft, full["w_v"], strict=True)], axis=1)
-
-    def named(*w: Array) -> Array:
-        return c.heads(**dict(zip(names, w, strict=True)))
+    def named(w: tuple[Array, ...]) -> dict[str, Array]:
+        return dict(zip(dots, w, strict=True))
 
     return [
-        np.trace(c.g.T @ along(lambda *w: named(*w) @ c.w_o, *moves)),
-        np.trace(c.g.T @ along(named, *moves) @ c.w_o),
-        np.trace(c.g.T @ along(by_hand, *moves) @ c.w_o),
+        np.trace(c.g.T @ along(lambda *w: c.heads(**named(w)) @ c.w_o, *moves)),
+        np.trace(c.g.T @ along(lambda *w: c.heads(**named(w)), *moves) @ c.w_o),
+        np.trace(c.g.T @ along(lambda *w: by_hand(c, **named(w)), *moves) @ c.w_o),
     ]
 
 
