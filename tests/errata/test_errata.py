@@ -295,7 +295,7 @@ def test_audit_formula_gives_the_verdict_of_the_errata(results, entry):
 
 def test_another_text_gives_another_verdict():
     def judged(*texts):
-        return errata.check(_formula.Claims(Head.random).formula("planted-1", "", "", "", *texts))
+        return errata.check(_formula.Statement(Head.random, "planted-1", "", "").formula("", *texts))
 
     assert judged("dK = dS^T Q / sqrt(d)").holds
     assert not judged("dK = dS^T Q / d").holds

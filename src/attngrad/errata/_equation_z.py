@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
 from attngrad.core.arrays import Array
 from attngrad.errata._claim import relative_error
-from attngrad.errata._formula import Claims, Formula
+from attngrad.errata._formula import Formula, Statement
 from attngrad.errata._records import Entry
 from attngrad.formulas.case import Head, complex_step, softmax
 from attngrad.formulas.report import figure
 
-head = Claims(Head.random)
+head = partial(Statement, Head.random)
 
 BEFORE_SCALE = ("the scores before scale and softmax", "A = softmax(Q K^T / sqrt(d))")
 """Of a Q K^T that is called the scores, and to which the softmax is then applied."""
@@ -55,17 +56,11 @@ def _scale_still_missing(text: str) -> Callable[[Head], str]:
 
 
 ENTRIES: tuple[Entry, ...] = (
-    head.formula(
-        "equation-z-1",
-        "first formula",
-        "the attention weights",
+    head("equation-z-1", "first formula", "the attention weights").formula(
         "A = softmax(Q K^T / sqrt(d))",
         r"A = \text{softmax}\left(\frac{QK^T}{\sqrt{d_k}}\right)",
     ),
-    head.formula(
-        "equation-z-2",
-        "second formula",
-        "the scores before the softmax",
+    head("equation-z-2", "second formula", "the scores before the softmax").formula(
         "Z = Q K^T represents the attention scores before applying softmax",
         "Z = QK^T",
         "Z = Q K^T / sqrt(d)",
@@ -73,10 +68,7 @@ ENTRIES: tuple[Entry, ...] = (
         wrong="The softmax of the first formula is applied to Q K^T / sqrt(d): the scale is gone.",
         correct="Z / sqrt(d) is what the softmax is applied to",
     ),
-    head.formula(
-        "equation-z-3",
-        "dZ/dQ",
-        "the derivative of Z at Q is called K",
+    head("equation-z-3", "dZ/dQ", "the derivative of Z at Q is called K").formula(
         "dZ/dQ = K",
         r"\frac{\partial Z}{\partial Q} = K",
         "dZ_ij/dQ_ab = I_ia K_jb",
@@ -85,20 +77,14 @@ ENTRIES: tuple[Entry, ...] = (
         wrong="A matrix by a matrix has four indices. K is its one nonzero block, and a shorthand for using it.",
         correct="dZ_ij/dQ_ab = [i = a] K_jb",
     ),
-    head.formula(
-        "equation-z-4",
-        "chain rule",
-        "the chain rule through Z",
+    head("equation-z-4", "chain rule", "the chain rule through Z").formula(
         "dL/dQ = dL/dZ dZ/dQ",
         r"\frac{\partial \mathcal{L}}{\partial Q} = "
         r"\frac{\partial \mathcal{L}}{\partial Z} \cdot \frac{\partial Z}{\partial Q}",
         evidence=_chain,
         also=UNSCALED,
     ),
-    head.formula(
-        "equation-z-5",
-        "dQ; conclusion",
-        "dL/dA stands where dL/dZ belongs, in dQ",
+    head("equation-z-5", "dQ; conclusion", "dL/dA stands where dL/dZ belongs, in dQ").formula(
         "dL/dQ = dL/dA K",
         r"\frac{\partial \mathcal{L}}{\partial Q} = \frac{\partial \mathcal{L}}{\partial A} \cdot K",
         "dQ = (A o (dA - rowsum(A o dA)) / sqrt(d)) K",
@@ -106,10 +92,7 @@ ENTRIES: tuple[Entry, ...] = (
         wrong="dL/dA is the gradient after the softmax. Its Jacobian is skipped, and the scale with it.",
         correct="dL/dQ = dL/dZ K, dL/dZ = A o (dA - rowsum(A o dA)) / sqrt(d)",
     ),
-    head.formula(
-        "equation-z-6",
-        "dZ/dK",
-        "the derivative of Z at K is called Q^T",
+    head("equation-z-6", "dZ/dK", "the derivative of Z at K is called Q^T").formula(
         "dZ/dK = Q^T",
         r"\frac{\partial Z}{\partial K} = Q^T",
         "dZ_ij/dK_ab = I_ja Q_ib",
@@ -119,10 +102,7 @@ ENTRIES: tuple[Entry, ...] = (
         wrong="Four indices again; and the block is Q, so the transpose fits neither dZ/dQ nor the document's own dK.",
         correct="dZ_ij/dK_ab = [j = a] Q_ib",
     ),
-    head.formula(
-        "equation-z-7",
-        "dK; conclusion",
-        "dL/dA stands where dL/dZ belongs, in dK",
+    head("equation-z-7", "dK; conclusion", "dL/dA stands where dL/dZ belongs, in dK").formula(
         "dL/dK = (dL/dA)^T Q",
         r"\frac{\partial \mathcal{L}}{\partial K} = "
         r"\left(\frac{\partial \mathcal{L}}{\partial A} \right)^T \cdot Q",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from attngrad.core.arrays import Array
@@ -54,39 +55,39 @@ class Formula:
         return found[0] if len(found) == 1 else tuple(found)
 
 
-class Claims(Generic[C]):
-    """Writes the claims that are judged on one kind of case.
+@dataclass(frozen=True)
+class Statement(Generic[C]):
+    """A statement of a document by its id, place and title, before it is said what it claims; ``case`` judges it.
 
     >>> from attngrad.errata import Cases
-    >>> claim = Claims(Head.random).formula("back-pass-9", "backward pass, 6", "the gradient at V", "", "dV = A^T dO")
+    >>> gradient = Statement(Head.random, "back-pass-9", "backward pass, 6", "the gradient at V")
+    >>> claim = gradient.formula("dV = A^T dO", "dV = A^T dO")
     >>> claim.document, claim.check(Cases(seed=0)).holds
     ('back-pass', True)
     """
 
-    def __init__(self, case: MakeCase[C]) -> None:
-        self.case = case
+    case: MakeCase[C]
+    id: str
+    where: str
+    title: str
 
     def claim(
         self,
-        id: str,  # noqa: A002
-        where: str,
-        title: str,
         says: str,
         claimed: Callable[[C], Value],
         truth: Callable[[C], Value],
         corrected: Callable[[C], Value] | None = None,
         evidence: Callable[[C], str] | None = None,
         reading: Reading[C] | None = None,
+        printed: str = "",
         **said: str,
     ) -> Entry:
         """``claimed`` should be ``truth``, and ``corrected`` is; ``said`` are the words ``wrong`` and ``correct``."""
-        return Entry(id, where, title, says, Claim(self.case, claimed, truth, corrected, evidence, reading), **said)
+        check = Claim(self.case, claimed, truth, corrected, evidence, reading, printed)
+        return Entry(self.id, self.where, self.title, says, check, **said)
 
     def formula(
-        self: Claims[H],
-        id: str,  # noqa: A002
-        where: str,
-        title: str,
+        self: Statement[H],
         says: str,
         text: str,
         corrected: str = "",
@@ -99,10 +100,11 @@ class Claims(Generic[C]):
 
         The correction is shown as it is computed, unless ``said`` has other words for it.
         """
-        claimed, kinder = Formula(text, also), None
+        claimed = Formula(text, also)
         right = Formula(corrected, also).right if corrected else None
+        kinder: Reading[H] | None = None
         if reading is not None:
             other = Formula(reading[1], also)
             kinder = Reading(reading[0], other.right, other.left)
-        check = Claim(self.case, claimed.right, claimed.left, right, evidence, kinder, text)
-        return Entry(id, where, title, says, check, **{"correct": corrected} | said)
+        said = {"correct": corrected} | said
+        return self.claim(says, claimed.right, claimed.left, right, evidence, kinder, text, **said)

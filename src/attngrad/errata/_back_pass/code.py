@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,12 +11,12 @@ from attngrad.core.arrays import Array
 from attngrad.errata._back_pass.formulas import mean_ds, right_ds
 from attngrad.errata._back_pass.layer import Layer
 from attngrad.errata._claim import relative_error
-from attngrad.errata._formula import Claims
+from attngrad.errata._formula import Statement
 from attngrad.errata._records import Entry
 from attngrad.formulas.case import complex_step, softmax
 from attngrad.formulas.report import figure
 
-layer = Claims(Layer)
+layer = partial(Statement, Layer)
 
 LEARNING_RATE = 0.001
 
@@ -90,10 +91,7 @@ def _uniform_weights(c: Layer) -> str:
 
 
 ENTRIES: tuple[Entry, ...] = (
-    layer.claim(
-        "back-pass-10",
-        "class 1:10, 15",
-        "a weight is stored as wQ and read as WQ",
+    layer("back-pass-10", "class 1:10, 15", "a weight is stored as wQ and read as WQ").claim(
         "self.wQ = ...; self.dWQ = zeros_like(self.WQ)",
         lambda c: _Projections(c.w_q).dWQ,
         lambda c: np.zeros((c.n.model, c.n.model)),
@@ -101,19 +99,13 @@ ENTRIES: tuple[Entry, ...] = (
         wrong="The class cannot be constructed as printed. The second class spells the name right.",
         correct="self.WQ = ...",
     ),
-    layer.claim(
-        "back-pass-11",
-        "classes 1 and 2",
-        "heads split, scaled by 1/sqrt(depth), merged",
+    layer("back-pass-11", "classes 1 and 2", "heads split, scaled by 1/sqrt(depth), merged").claim(
         "x.reshape(B, -1, H, depth).transpose(0, 2, 1, 3), and back",
         forward,
         lambda c: c.merged(c.inputs, c.weights),
         evidence=lambda c: "with a softmax of our own; three inputs, so for cross-attention too",
     ),
-    layer.claim(
-        "back-pass-12",
-        "class 1:48, 2:43",
-        "NumPy has no softmax",
+    layer("back-pass-12", "class 1:48, 2:43", "NumPy has no softmax").claim(
         "A = np.softmax(S, axis=-1)",
         _softmax_of_numpy,
         lambda c: c.head.a,
@@ -121,10 +113,7 @@ ENTRIES: tuple[Entry, ...] = (
         wrong="Neither class can run its forward pass.",
         correct="e = np.exp(S - S.max(-1, keepdims=True)); A = e / e.sum(-1, keepdims=True)",
     ),
-    layer.claim(
-        "back-pass-13",
-        "class 1:66-76",
-        "the argument is dO, the body reads d0",
+    layer("back-pass-13", "class 1:66-76", "the argument is dO, the body reads d0").claim(
         "def backward(self, dO, ...): d0 = d0.reshape(...)",
         lambda c: _misnamed_cotangent(c.dy),
         lambda c: c.dy.reshape(c.n.batch, -1),
@@ -132,18 +121,12 @@ ENTRIES: tuple[Entry, ...] = (
         wrong="A letter O and a digit 0: the backward pass stops at its third line. The second class has dO.",
         correct="dO = dO.reshape(...)",
     ),
-    layer.claim(
-        "back-pass-14",
-        "class 1:75, 2:65",
-        "the gradient at the weights, in code",
+    layer("back-pass-14", "class 1:75, 2:65", "the gradient at the weights, in code").claim(
         "dA = matmul(dO, V.transpose(0, 1, 3, 2))",
         lambda c: np.matmul(c.head.dout, c.head.v.transpose(0, 1, 3, 2)),
         lambda c: c.head.da,
     ),
-    layer.claim(
-        "back-pass-15",
-        "class 1:76, 2:66",
-        "the gradient at V, in code",
+    layer("back-pass-15", "class 1:76, 2:66", "the gradient at V, in code").claim(
         "dV = matmul(A.transpose(0, 1, 2, 3), dO)",
         lambda c: np.matmul(c.head.a.transpose(0, 1, 2, 3), c.head.dout),
         lambda c: c.head.dv,
@@ -151,10 +134,7 @@ ENTRIES: tuple[Entry, ...] = (
         wrong="transpose(0, 1, 2, 3) leaves every axis where it is, so this is A dO; the formula has A^T dO.",
         correct="dV = matmul(A.transpose(0, 1, 3, 2), dO)",
     ),
-    layer.claim(
-        "back-pass-16",
-        "class 1:79-80, 2:69-70",
-        "the gradient at the scores, in code",
+    layer("back-pass-16", "class 1:79-80, 2:69-70", "the gradient at the scores, in code").claim(
         "dS = dA * A; dS = dS - mean(dS, axis=-1, keepdims)",
         lambda c: mean_ds(c.head),
         lambda c: c.head.ds,
@@ -163,10 +143,7 @@ ENTRIES: tuple[Entry, ...] = (
         wrong="No stability measure but another function: what is subtracted is A times the row sum.",
         correct="dS = dA * A; dS -= A * dS.sum(-1, keepdims=True)",
     ),
-    layer.claim(
-        "back-pass-17",
-        "class 1:83-84, 2:73-74",
-        "the gradients at Q and K, in code",
+    layer("back-pass-17", "class 1:83-84, 2:73-74", "the gradients at Q and K, in code").claim(
         "dQ = matmul(dS, K) / sqrt(depth), dK = matmul(dS^T, Q) / sqrt(depth)",
         lambda c: (
             np.matmul(c.head.ds, c.head.k) / np.sqrt(c.n.depth),
@@ -175,10 +152,9 @@ ENTRIES: tuple[Entry, ...] = (
         lambda c: (c.head.dq, c.head.dk),
         evidence=lambda c: "given a right dS, which the classes do not have; dK contradicts back-pass-8",
     ),
-    layer.claim(
-        "back-pass-18",
-        "class 1:68, 87-89, 2:58, 77-79",
-        "keys and values are given the length of the queries",
+    layer(
+        "back-pass-18", "class 1:68, 87-89, 2:58, 77-79", "keys and values are given the length of the queries"
+    ).claim(
         "n = dO.shape[1]; dK.reshape(batch, n, d_model)",
         lambda c: (_joined(c, c.head.dk, c.dy.shape[1]), _joined(c, c.head.dv, c.dy.shape[1])),
         lambda c: (c.merge(c.head.dk), c.merge(c.head.dv)),
@@ -186,10 +162,7 @@ ENTRIES: tuple[Entry, ...] = (
         wrong="The class takes a query and a key of its own; where they differ in length the backward stops.",
         correct="dK.reshape(batch, key.shape[1], d_model), and dV likewise",
     ),
-    layer.claim(
-        "back-pass-19",
-        "class 1:92-94, 2:82-84",
-        "the gradients at the weights, on arrays of three axes",
+    layer("back-pass-19", "class 1:92-94, 2:82-84", "the gradients at the weights, on arrays of three axes").claim(
         "dWQ = np.dot(query.T, dQ), and dWK, dWV",
         lambda c: tuple(np.dot(x.T, d) for x, d in zip(c.inputs, _projections(c), strict=True)),
         lambda c: c.d_weights,
@@ -198,10 +171,7 @@ ENTRIES: tuple[Entry, ...] = (
         wrong="query.T turns all three axes round, so batch meets tokens. Both should be summed over.",
         correct='dWQ = einsum("bni,bnj->ij", query, dQ)',
     ),
-    layer.claim(
-        "back-pass-20",
-        "class 1:97-104, 2:87-94",
-        "the weights move before the input gradients are formed",
+    layer("back-pass-20", "class 1:97-104, 2:87-94", "the weights move before the input gradients are formed").claim(
         "WQ -= lr * dWQ; ...; dQ_input = np.dot(dQ, WQ.T)",
         lambda c: _input_gradients(c, LEARNING_RATE),
         lambda c: c.d_inputs,
@@ -213,10 +183,7 @@ ENTRIES: tuple[Entry, ...] = (
         wrong="The input's gradient needs the weights of the forward pass, not those of the next step.",
         correct="form dQ_input, dK_input and dV_input first, then update",
     ),
-    layer.claim(
-        "back-pass-22",
-        "classes 1 and 2",
-        "there is no output projection W^O",
+    layer("back-pass-22", "classes 1 and 2", "there is no output projection W^O").claim(
         "output = the heads, merged; and dO enters the heads as it comes",
         lambda c: (c.merged(c.inputs, c.weights), c.dy),
         _at_the_next_layer,

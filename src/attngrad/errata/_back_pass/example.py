@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,10 @@ import numpy as np
 from attngrad.core.arrays import Array
 from attngrad.errata._back_pass.code import forward
 from attngrad.errata._back_pass.layer import Layer
-from attngrad.errata._formula import Claims
+from attngrad.errata._formula import Statement
 from attngrad.errata._records import Entry
 
-layer = Claims(Layer)
+layer = partial(Statement, Layer)
 
 
 def _printed(code: str, **names: Any) -> tuple[Array, ...]:
@@ -69,10 +70,7 @@ def _example_after_the_class(c: Layer) -> tuple[Array, ...]:
 
 
 ENTRIES: tuple[Entry, ...] = (
-    layer.claim(
-        "back-pass-21",
-        "class 1:132",
-        "the printed output shape is that of the cotangent",
+    layer("back-pass-21", "class 1:132", "the printed output shape is that of the cotangent").claim(
         PRINTS_THE_COTANGENT,
         lambda c: _printed_for_each(c, PRINTS_THE_COTANGENT),
         lambda c: tuple(np.array(output.shape) for output in _outputs(c)),
@@ -81,10 +79,7 @@ ENTRIES: tuple[Entry, ...] = (
         wrong="The cotangent is made from the sizes, never from O, so the line says nothing of the forward pass.",
         correct=PRINTS_THE_OUTPUT,
     ),
-    layer.claim(
-        "back-pass-39",
-        "class 2:98-115",
-        "the example stands inside the class body",
+    layer("back-pass-39", "class 2:98-115", "the example stands inside the class body").claim(
         "attention = OptimizedSelfAttention(d_model, num_heads), indented as the methods are",
         _example_in_the_class,
         lambda c: (np.array(c.x_q.shape),),

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from attngrad.core.arrays import Array
 from attngrad.errata._back_pass.formulas import RIGHT_DS
-from attngrad.errata._formula import Claims, Formula
+from attngrad.errata._formula import Formula, Statement
 from attngrad.errata._records import Entry
 from attngrad.formulas.case import Head, Projected
 from attngrad.formulas.report import figure
 
-head, projected = Claims(Head.random), Claims(Projected)
+head, projected = partial(Statement, Head.random), partial(Statement, Projected)
 
 
 def _shapes_of_variables(h: Projected) -> Array:
@@ -39,19 +41,13 @@ def _inner_products(h: Head) -> str:
 
 
 ENTRIES: tuple[Entry, ...] = (
-    projected.claim(
-        "back-pass-33",
-        "shapes, 1",
-        "the table of shapes",
+    projected("back-pass-33", "shapes, 1", "the table of shapes").claim(
         "X n x d_model, W d_model x d, Q and K n x d, V n x d_v, S and A n x n, O n x d_v",
         _listed_variables,
         _shapes_of_variables,
         evidence=lambda h: "for one head; the classes keep the heads' weights side by side, d_model x d_model",
     ),
-    head.formula(
-        "back-pass-34",
-        "shapes, 2 (3)",
-        "the gradient at the scores, with a weighted sum",
+    head("back-pass-34", "shapes, 2 (3)", "the gradient at the scores, with a weighted sum").formula(
         "dS = A o (dA - sum_i A_i dA_i)",
         "dS = A o (dA - sum_i A_i o dA_i)",
         RIGHT_DS,
@@ -59,35 +55,23 @@ ENTRIES: tuple[Entry, ...] = (
         ("a sum over the keys of each row, rowsum(A o dA)", RIGHT_DS),
         wrong="A_i is row i in this document, so the sum over i runs down the queries. It must run along each row.",
     ),
-    head.formula(
-        "back-pass-35",
-        "shapes, 2 (4)",
-        "the gradient at K, the second time",
+    head("back-pass-35", "shapes, 2 (4)", "the gradient at K, the second time").formula(
         "dK = dS^T Q / sqrt(d)",
         r"\frac{\partial \mathcal{L}}{\partial K} = "
         r"\frac{1}{\sqrt{d_k}} \frac{\partial \mathcal{L}}{\partial S}^T Q",
         evidence=lambda h: "it contradicts back-pass-8, and is right",
     ),
-    projected.formula(
-        "back-pass-36",
-        "shapes, 2 (5)",
-        "the gradients at the projection weights",
+    projected("back-pass-36", "shapes, 2 (5)", "the gradients at the projection weights").formula(
         "dW^Q = X^T dQ, dW^K = X^T dK, dW^V = X^T dV",
         "dW^Q = X^T dQ, dW^K = X^T dK, dW^V = X^T dV",
     ),
-    projected.formula(
-        "back-pass-37",
-        "shapes, 2 (6)",
-        "the gradient at the input",
+    projected("back-pass-37", "shapes, 2 (6)", "the gradient at the input").formula(
         "dX = dQ (W^Q)^T + dK (W^K)^T + dV (W^V)^T",
         r"\frac{\partial \mathcal{L}}{\partial X} = \frac{\partial \mathcal{L}}{\partial Q} W^{Q^T} "
         r"+ \frac{\partial \mathcal{L}}{\partial K} W^{K^T} + \frac{\partial \mathcal{L}}{\partial V} W^{V^T}",
         evidence=lambda h: "for one head; several heads add up, and the section announces several",
     ),
-    projected.claim(
-        "back-pass-38",
-        "shapes, 3",
-        "the table of the gradients' shapes",
+    projected("back-pass-38", "shapes, 3", "the table of the gradients' shapes").claim(
         "every gradient has the shape of its variable",
         _listed_gradients,
         _shapes_of_gradients,

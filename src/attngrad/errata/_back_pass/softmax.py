@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from attngrad.core.arrays import Array
 from attngrad.errata._back_pass.formulas import MATRIX_DS, MEAN_DS, RIGHT_DS, ROW_SUM_DS, snippet_ds
 from attngrad.errata._claim import Reading, relative_error
 from attngrad.errata._equation_z import BEFORE_SCALE
-from attngrad.errata._formula import Claims, Formula
+from attngrad.errata._formula import Formula, Statement
 from attngrad.errata._records import Entry
 from attngrad.formulas.case import Head
 from attngrad.formulas.report import figure
 
-head = Claims(Head.random)
+head = partial(Statement, Head.random)
 
 
 def _disagreement(h: Head) -> str:
@@ -36,41 +38,26 @@ def _shares_of_diagonal_and_outer_product(h: Head) -> tuple[Array, Array]:
 
 
 ENTRIES: tuple[Entry, ...] = (
-    head.formula(
-        "back-pass-24",
-        "derivation",
-        "the softmax, entry by entry",
+    head("back-pass-24", "derivation", "the softmax, entry by entry").formula(
         "A_ij = exp(S_ij) / sum_k exp(S_ik)",
         r"A_{i,j} = \frac{e^{S_{i,j}}}{\sum_{k=1}^n e^{S_{i,k}}}",
         evidence=lambda h: (
             "computed as written it overflows, as in transformer-5; but nothing here is computed with it"
         ),
     ),
-    head.formula(
-        "back-pass-25",
-        "derivation, 1",
-        "the softmax derivative on the diagonal",
+    head("back-pass-25", "derivation, 1", "the softmax derivative on the diagonal").formula(
         "dA_ij/dS_ij = A_ij (1 - A_ij)",
         r"\frac{\partial A_{i,j}}{\partial S_{i,j}} = A_{i,j}(1 - A_{i,j})",
     ),
-    head.formula(
-        "back-pass-26",
-        "derivation, 2",
-        "the softmax derivative off the diagonal",
+    head("back-pass-26", "derivation, 2", "the softmax derivative off the diagonal").formula(
         "dA_ij/dS_ik = -A_ij A_ik, k != j",
         "(1 - I_jk) dA_ij/dS_ik = -(1 - I_jk) A_ij A_ik",
     ),
-    head.formula(
-        "back-pass-27",
-        "derivation",
-        "the Jacobian by cases",
+    head("back-pass-27", "derivation", "the Jacobian by cases").formula(
         "J_ijk = A_ij (1 - A_ij) if j = k, else -A_ij A_ik",
         "dA_ij/dS_ik = I_jk A_ij (1 - A_ij) - (1 - I_jk) A_ij A_ik",
     ),
-    head.formula(
-        "back-pass-28",
-        "derivation",
-        "the chain rule with the Jacobian",
+    head("back-pass-28", "derivation", "the chain rule with the Jacobian").formula(
         "dS = dA J",
         r"\frac{\partial L}{\partial S} = \frac{\partial L}{\partial A} \cdot J",
         "dS_i = dA_i J_i",
@@ -80,18 +67,12 @@ ENTRIES: tuple[Entry, ...] = (
         "is not dS.",
         correct="dS_i = dA_i J_i for each row i",
     ),
-    head.claim(
-        "back-pass-29",
-        "two-line snippet",
-        "the gradient at the scores, with the row sum",
+    head("back-pass-29", "two-line snippet", "the gradient at the scores, with the row sum").claim(
         "dS = dA * A; dS -= sum(dS, axis=-1, keepdims) * A",
         snippet_ds,
         lambda h: h.ds,
     ),
-    head.claim(
-        "back-pass-30",
-        "explanation",
-        "which line of the snippet is the diagonal",
+    head("back-pass-30", "explanation", "which line of the snippet is the diagonal").claim(
         "dA o A is the share of the diagonal of J, line 2 that of the other entries",
         lambda h: (h.da * h.a, snippet_ds(h) - h.da * h.a),
         lambda h: (
@@ -107,10 +88,7 @@ ENTRIES: tuple[Entry, ...] = (
         wrong="The lines split diag(a) from a a^T, and a a^T has a diagonal too: that of J is A (1 - A).",
         correct="line 1 is diag(a), line 2 is -a a^T; the diagonal of J gives dA o A o (1 - A)",
     ),
-    head.formula(
-        "back-pass-31",
-        "formula, both classes, snippet",
-        "three dS in one document",
+    head("back-pass-31", "formula, both classes, snippet", "three dS in one document").formula(
         "dS = dA o A - X with X = A dA^T A, mean(dA o A), rowsum(dA o A) o A",
         f"{MATRIX_DS}, {MEAN_DS}, {ROW_SUM_DS}",
         f"{RIGHT_DS}, {RIGHT_DS}, {ROW_SUM_DS}",
@@ -118,10 +96,7 @@ ENTRIES: tuple[Entry, ...] = (
         wrong="They are printed as one quantity and disagree; the snippet with the row sum is right.",
         correct="dS = A o (dA - rowsum(A o dA)) in all three places",
     ),
-    head.formula(
-        "back-pass-32",
-        "interpretation",
-        "the scores, on the way to the softmax",
+    head("back-pass-32", "interpretation", "the scores, on the way to the softmax").formula(
         "Scores = Q K^T; apply softmax to get attention weights",
         "A = softmax(Q K^T)",
         "A = softmax(Q K^T / sqrt(d))",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from attngrad.errata._claim import Reading, relative_error
-from attngrad.errata._formula import Claims
+from attngrad.errata._formula import Statement
 from attngrad.errata._records import Entry
 from attngrad.errata._transformer import lines
 from attngrad.errata._transformer.blocks import Blocks
@@ -13,37 +15,25 @@ from attngrad.formulas.case import along, complex_step, t
 from attngrad.formulas.report import figure
 from attngrad.reference.forms import block_diagonal
 
-blocks = Claims(Blocks)
+blocks = partial(Statement, Blocks)
 
 ENTRIES: tuple[Entry, ...] = (
-    blocks.claim(
-        "transformer-1",
-        "question 1",
-        "the multi-head layer",
+    blocks("transformer-1", "question 1", "the multi-head layer").claim(
         "MultiHead = Concat(head_1, ..., head_H) W^O, head_h = Attention(Q W_h^Q, K W_h^K, V W_h^V)",
         lambda c: lines.by_hand(c) @ c.w_o,
         lambda c: c.heads() @ c.w_o,
     ),
-    blocks.claim(
-        "transformer-2",
-        "question 1",
-        "the gradient at W^O",
+    blocks("transformer-2", "question 1", "the gradient at W^O").claim(
         "df/dW^O = Concat(head_1, ..., head_H)^T G",
         lambda c: c.heads().T @ c.g,
         lambda c: complex_step(lambda w: c.f(c.heads() @ w), c.w_o),
     ),
-    blocks.claim(
-        "transformer-3",
-        "question 2",
-        "the value weights as one block-diagonal matrix",
+    blocks("transformer-3", "question 2", "the value weights as one block-diagonal matrix").claim(
         "Concat(S_1 V W_1^V, ..., S_H V W_H^V) = (S_1 V, ..., S_H V) diag(W_1^V, ..., W_H^V)",
         lambda c: c.mixed @ block_diagonal(c.w_v),
         lambda c: c.heads(),
     ),
-    blocks.claim(
-        "transformer-4",
-        "question 2",
-        "the gradient at the block-diagonal W^v",
+    blocks("transformer-4", "question 2", "the gradient at the block-diagonal W^v").claim(
         "df/dW^v = (S_1 V, ..., S_H V)^T G (W^O)^T",
         lines.gradient_of_blocks,
         lambda c: block_diagonal(c.d_weights["w_v"]),
@@ -58,10 +48,7 @@ ENTRIES: tuple[Entry, ...] = (
         "this matrix is full. A step along it would mix the heads.",
         correct="df/dW_h^V = (S_h V)^T G (W_h^O)^T, the diagonal blocks; zero elsewhere",
     ),
-    blocks.claim(
-        "transformer-5",
-        "question 3",
-        "the softmax is written without subtracting the maximum",
+    blocks("transformer-5", "question 3", "the softmax is written without subtracting the maximum").claim(
         "S = exp(A) o Upsilon(exp(A) 1)",
         lambda c: lines.softmax_as_written(c, lines.LARGE * c.a),
         lambda c: c.soft(lines.LARGE * c.a),
@@ -74,10 +61,7 @@ ENTRIES: tuple[Entry, ...] = (
         "exp overflows above 709 in float64 and 88 in float32, and infinity over infinity is not a number.",
         correct="the same with A_h - rowmax(A_h) in place of A_h: S does not change",
     ),
-    blocks.claim(
-        "transformer-6",
-        "question 3",
-        "the sizes of the block matrices",
+    blocks("transformer-6", "question 3", "the sizes of the block matrices").claim(
         "V' is Hn x d_model, 1 is Hn x Hn, P_h is n x Hn",
         lambda c: np.array(
             [
@@ -89,18 +73,12 @@ ENTRIES: tuple[Entry, ...] = (
         lines.layout,
         evidence=lambda c: "n counts keys; V' has H d_v columns, which is d_model only where d_v = d_model / H",
     ),
-    blocks.claim(
-        "transformer-7",
-        "question 3",
-        "every line of the trace computation",
+    blocks("transformer-7", "question 3", "every line of the trace computation").claim(
         "df = tr(V' W^O G^T dS) = ... = tr((df/dA)^T dA)",
         lines.trace_lines,
         lambda c: np.full(7, along(c.f_of_scores, (c.a, c.a_dot))),
     ),
-    blocks.claim(
-        "transformer-8",
-        "question 3",
-        "the gradient at the scores",
+    blocks("transformer-8", "question 3", "the gradient at the scores").claim(
         "df/dA = G' o S - ((G' o S o U) 1^T) o exp(A), G' = G (W^O)^T V'^T, U = Upsilon(exp(A) 1)",
         lambda c: lines.pulled(c) * c.s - ((lines.pulled(c) * c.s * c.inverse) @ c.ones.T) * np.exp(c.a),
         lambda c: c.da,
@@ -109,18 +87,12 @@ ENTRIES: tuple[Entry, ...] = (
             f"[{figure(relative_error(c.s * (lines.pulled(c) - (lines.pulled(c) * c.s) @ c.ones), c.da))}]"
         ),
     ),
-    blocks.claim(
-        "transformer-9",
-        "question 3",
-        "the scale, taken out of the differential",
+    blocks("transformer-9", "question 3", "the scale, taken out of the differential").claim(
         "df = tr(gamma (df/dA)^T d(Q W_1^Q (W_1^K)^T K^T, ..., Q W_H^Q (W_H^K)^T K^T))",
         lines.all_heads,
         lambda c: c.df,
     ),
-    blocks.claim(
-        "transformer-10",
-        "question 3",
-        "the sum over the heads is missing",
+    blocks("transformer-10", "question 3", "the sum over the heads is missing").claim(
         "df = tr(gamma (df/dA)^T d(Q W_h^Q (W_h^K)^T K^T P_h))",
         lambda c: lines.one_head(c, 0),
         lambda c: c.df,
@@ -131,27 +103,18 @@ ENTRIES: tuple[Entry, ...] = (
         wrong="The line before has all heads, this one has head h alone: (A_1, ..., A_H) is a sum of A_h P_h.",
         correct="df = sum_h tr(gamma (df/dA)^T d(Q W_h^Q (W_h^K)^T K^T P_h))",
     ),
-    blocks.claim(
-        "transformer-11",
-        "question 3",
-        "the traces with one weight moving",
+    blocks("transformer-11", "question 3", "the traces with one weight moving").claim(
         "tr(gamma K^T P_h (df/dA)^T Q d(W_h^Q (W_h^K)^T)), along W_h^Q or along W_h^K",
         lines.one_weight_lines,
         lines.one_weight_truth,
         evidence=lambda c: "one weight of one head moves, so the sum that transformer-10 lacks is not missed",
     ),
-    blocks.claim(
-        "transformer-12",
-        "question 3",
-        "the gradient at W_h^Q",
+    blocks("transformer-12", "question 3", "the gradient at W_h^Q").claim(
         "df/dW_h^Q = gamma Q^T df/dA P_h^T K W_h^K",
         lines.d_w_q,
         lambda c: c.d_weights["w_q"],
     ),
-    blocks.claim(
-        "transformer-13",
-        "question 3",
-        "a differential is left in the gradient at W_h^K",
+    blocks("transformer-13", "question 3", "a differential is left in the gradient at W_h^K").claim(
         "df/dW_h^K = gamma K^T P_h (df/dA)^T Q W_h^Q d((W_h^K)^T)",
         lambda c: lines.d_w_k(c) @ t(c.w_k_dot[0]),
         lambda c: c.d_weights["w_k"],
@@ -165,27 +128,18 @@ ENTRIES: tuple[Entry, ...] = (
         "differential, and d_model x d_model.",
         correct="df/dW_h^K = gamma K^T P_h (df/dA)^T Q W_h^Q",
     ),
-    blocks.claim(
-        "transformer-14",
-        "question 1",
-        "both lines of the trace computation for W^O",
+    blocks("transformer-14", "question 1", "both lines of the trace computation for W^O").claim(
         "df = tr(G^T d(Concat(head_1, ..., head_H) W^O)) = tr(G^T Concat(head_1, ..., head_H) dW^O)",
         lines.lines_of_question_1,
         lambda c: np.full(2, along(lambda w: c.f(c.heads() @ w), (c.w_o, c.w_o_dot))),
     ),
-    blocks.claim(
-        "transformer-15",
-        "question 2, lines 1 to 3",
-        "the first lines of the trace computation for W^V",
+    blocks("transformer-15", "question 2, lines 1 to 3", "the first lines of the trace computation for W^V").claim(
         "df = tr(G^T dX) = tr(G^T dConcat(head_1, ..., head_H) W^O) = tr(G^T d(S_1 V W_1^V, ..., S_H V W_H^V) W^O)",
         lambda c: np.array(lines.first_lines(c, w_v=c.w_v_dot)),
         lambda c: np.full(3, lines.along_w_v(c)),
         evidence=lambda c: "d acts on the parenthesis that follows it, and W^O stays as it is",
     ),
-    blocks.claim(
-        "transformer-16",
-        "question 2, line 4",
-        "the differential acts on the softmax, not on W^V",
+    blocks("transformer-16", "question 2, line 4", "the differential acts on the softmax, not on W^V").claim(
         "df = tr(W^O G^T d(S_1 V, ..., S_H V) diag(W_1^V, ..., W_H^V))",
         lines.line_4,
         lines.along_w_v,
@@ -196,19 +150,15 @@ ENTRIES: tuple[Entry, ...] = (
         "as it does two lines below.",
         correct="df = tr(W^O G^T (S_1 V, ..., S_H V) d diag(W_1^V, ..., W_H^V))",
     ),
-    blocks.claim(
-        "transformer-17",
-        "question 2",
-        "the trace computation with the block-diagonal W^v",
+    blocks("transformer-17", "question 2", "the trace computation with the block-diagonal W^v").claim(
         "df = tr(W^O G^T d(A W^v)) = tr(W^O G^T A dW^v) = tr((A^T G (W^O)^T)^T dW^v), A = (S_1 V, ..., S_H V)",
         lines.lines_with_blocks,
         lambda c: np.full(3, lines.along_w_v(c)),
         evidence=lambda c: "dW^v being block-diagonal, as W^v is",
     ),
-    blocks.claim(
-        "transformer-18",
-        "question 3",
-        "the lines of the trace computation before the softmax is written out",
+    blocks(
+        "transformer-18", "question 3", "the lines of the trace computation before the softmax is written out"
+    ).claim(
         "df = tr(G^T dX) = ... = tr(W^O G^T d(S_1, ..., S_H) diag(V W_1^V, ..., V W_H^V)) = tr(V' W^O G^T dS)",
         lines.lines_of_question_3,
         lambda c: np.full(6, c.df[0]),
