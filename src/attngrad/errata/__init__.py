@@ -19,7 +19,8 @@ from attngrad.errata import _back_pass, _equation_z, _explicit_formula, _transfo
 from attngrad.errata._claim import TOLERANCE, Claim, Reading
 from attngrad.errata._documents import DOCUMENTS, name_of
 from attngrad.errata._records import Cases, Entry, Finding, Result
-from attngrad.errata._report import render, summary, to_json
+from attngrad.errata._report import summary, to_json
+from attngrad.errata._terminal import render
 
 __all__ = [
     "DOCUMENTS",

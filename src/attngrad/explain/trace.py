@@ -173,8 +173,8 @@ class Trace(Mapping[str, Step]):
     ) -> Explanation:
         """The sum behind one entry, term by term.
 
-        Steps of one number a query (L, delta) take a row only; sigma and its gradients take the head as the row. For K,
-        V and their gradients ``head`` is the key head. ``batch`` is an index into the leading axes, flat or a tuple.
+        Steps of one number per query (L, delta) take a row only; sigma and its gradients take the head as the row. For
+        K, V and their gradients ``head`` is the key head. ``batch`` is an index into the leading axes, flat or a tuple.
 
         >>> x = np.eye(2)
         >>> print(trace(x, x, 2 * x, scale=1.0).explain("O", 0, 1))
