@@ -151,10 +151,10 @@ def _caller(
     if level == "layer":
         wanted = LAYER_ARGUMENTS[:-1]
         if objects.is_layer_object(candidate):
-            unprojected = not objects.has_output_projection(candidate)
-            given = tuple(name for name in wanted if name != "w_o" or not unprojected)
+            plain = not objects.has_output_projection(candidate)
+            given = tuple(name for name in wanted if name != "w_o" or not plain)
             code = objects.call_as_code(candidate)
-            return objects.object_caller(candidate), objects.sizes(candidate), unprojected, False, (given, code, ())
+            return objects.object_caller(candidate), objects.sizes(candidate), plain, False, (given, code, ())
         keywords = _keywords(candidate)
         groups = "gqa" in supports or "num_kv_heads" in keywords
         adapt = None if groups else _one_key_head_each

@@ -41,7 +41,7 @@ RULES = (
     Rule("K", "", "forward", "jd", "keys"),
     Rule("V", "", "forward", "je", "values"),
     Rule("bias", "", "forward", "ij", "added to the scores", needs="bias"),
-    Rule("sigma", "", "forward", "h", "one logit per head, the sink", needs="sinks"),
+    Rule("sigma", "", "forward", "h", "one logit a head, the sink", needs="sinks"),
     Rule("M", "", "forward", "ij", "0 where dropped, else 1/(1 - rate)", needs="keep"),
     Rule("Z", "F1", "forward", "ij", "scale Q K^T", "scale sum_d Q[id] K[jd]"),
     Rule(
@@ -198,7 +198,7 @@ RULES = (
 )
 
 KEY_SIDE = frozenset(f"{a}{b}{c}" for a in ("", "d") for b in "KV" for c in ("", "_dot", "_in")) | {"cos_k", "sin_k"}
-"""Steps with one matrix per key head; all others with heads have one per query head."""
+"""Steps with one matrix a key head; all others with heads have one a query head."""
 
 _FLAT = ("X", "Y", "W", "b")
 

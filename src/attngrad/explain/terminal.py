@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 CELL = 7
 ROWS = 12
 GAP = 3
-BLUE, ORANGE = (33, 102, 172), (230, 97, 1)  # distinct in all common kinds of colour blindness
+BLUE, ORANGE = (33, 102, 172), (230, 97, 1)  # told apart in all common kinds of colour blindness
 
 
 def heat_table(m: Matrix) -> Table:
@@ -55,9 +55,9 @@ def heat_table(m: Matrix) -> Table:
 
 
 def _cut(label: str, width: int) -> str:
-    """A label of at most ``width`` columns, control characters and wide characters escaped."""
-    ascii_label = "".join(c if c.isprintable() and ord(c) < 0x1100 else f"\\u{ord(c):x}" for c in label)
-    return ascii_label if len(ascii_label) <= width else ascii_label[: width - 1] + "~"
+    """A label of at most ``width`` columns, control characters and wide characters told by their escape."""
+    plain = "".join(c if c.isprintable() and ord(c) < 0x1100 else f"\\u{ord(c):x}" for c in label)
+    return plain if len(plain) <= width else plain[: width - 1] + "~"
 
 
 class _Block:

@@ -38,7 +38,7 @@ Tokens = tuple[tuple[str, ...], tuple[str, ...]]
 
 
 class Step(np.ndarray):
-    """An array of a trace, which knows where it comes from; what is computed from it is a base array.
+    """An array of a trace, which knows where it comes from; what is computed from it is a plain array.
 
     ``name`` is its name, ``formula`` what makes it, ``inputs`` the names in that, ``number`` the number of the formula
     in docs/notation.md (empty for what is given), ``stage`` the pass it belongs to: forward, backward, tangent, second.
@@ -52,7 +52,7 @@ class Step(np.ndarray):
 
     @property
     def value(self) -> NDArray:
-        """The numbers, as a base array."""
+        """The numbers, as a plain array."""
         return self.view(np.ndarray)
 
     def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
@@ -173,8 +173,8 @@ class Trace(Mapping[str, Step]):
     ) -> Explanation:
         """The sum behind one entry, term by term.
 
-        Steps of one number per query (L, delta) take a row only; sigma and its gradients take the head as the row. For
-        K, V and their gradients ``head`` is the key head. ``batch`` is an index into the leading axes, flat or a tuple.
+        Steps of one number a query (L, delta) take a row only; sigma and its gradients take the head as the row. For K,
+        V and their gradients ``head`` is the key head. ``batch`` is an index into the leading axes, flat or a tuple.
 
         >>> x = np.eye(2)
         >>> print(trace(x, x, 2 * x, scale=1.0).explain("O", 0, 1))
@@ -349,7 +349,7 @@ def trace(
         dout: the loss gradient at out, ``(..., Hq, T, E)``; dlse that at lse, ``(..., Hq, T)``.
         tangents: (q_dot, k_dot, v_dot), or also bias_dot and sinks_dot; None for zero.
         dout_dot, dlse_dot: the directions of dout and dlse.
-        tokens: one label per token, or (labels of queries, labels of keys).
+        tokens: one label a token, or (labels of queries, labels of keys).
         options: all those of ``attention`` but return_lse.
 
     >>> x = np.random.default_rng(0).standard_normal((3, 2))
