@@ -21,15 +21,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+import torch
 from torch.nn import functional
 
 import attngrad
 import attngrad.jax
 import attngrad.torch
-import jax
-import torch
 from benchmarks import machine
 
 SHAPES = ((1, 1, 4, 8), (32, 4, 10, 32), (4, 8, 128, 64))

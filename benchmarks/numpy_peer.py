@@ -22,7 +22,7 @@ STEP = {"float32": 2.0**-9, "float64": 2.0**-17}
 
 
 class NumPy(Peer):
-    """Dense attention and its gradients: the code of the errata's document 001, corrected, without the layer."""
+    """Dense attention and its gradients: the code of the errata's ``back-pass``, corrected, without the layer."""
 
     name = "numpy"
     most_pairs = 10_000_000

@@ -22,12 +22,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import attngrad
 import torch
-from attngrad.distributed import plan, ring_attention, shard
-from attngrad.torch import attention
 from torch import distributed as dist
 from torch import multiprocessing
+
+import attngrad
+from attngrad.distributed import plan, ring_attention, shard
+from attngrad.torch import attention
 
 HEADS, DIM = 4, 64
 

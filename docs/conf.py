@@ -16,7 +16,7 @@ release = version = attngrad.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "mathml", "generated"]
 myst_enable_extensions = ["amsmath", "dollarmath", "colon_fence"]
 myst_heading_anchors = 3
-exclude_patterns = ["_ext", "figures"]
+exclude_patterns = ["_ext", "figures", "studies"]
 
 html_math_renderer = "mathml"  # no script and nothing from another host: the pages work offline
 nitpicky = True

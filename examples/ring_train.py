@@ -13,12 +13,12 @@ import argparse
 import sys
 from datetime import timedelta
 
-from torch.nn import functional
-
 import torch
-from attngrad.distributed import ring_attention, shard
 from torch import Tensor, nn
 from torch import distributed as dist
+from torch.nn import functional
+
+from attngrad.distributed import ring_attention, shard
 
 VOCABULARY, WIDTH, HEADS = 17, 32, 4
 

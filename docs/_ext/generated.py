@@ -83,10 +83,10 @@ class Errata(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         """The nodes."""
         text = []
-        for key, title in errata.DOCUMENTS.items():
-            results = errata.run(key)
+        for name, title in errata.DOCUMENTS.items():
+            results = errata.run(name)
             wrong = sum(not r.holds for r in results)
-            text.append(f"## {key}: {title}\n\n{len(results)} claims, {wrong or 'none'} wrong.\n")
+            text.append(f"## {escaped(title)}\n\n`{name}`: {len(results)} claims, {wrong or 'none'} wrong.\n")
             for r in results:
                 text.append(f"**{'✓' if r.holds else '✗'} {r.entry.id}** {r.entry.title} ({r.entry.where})\n")
                 rows = [("says", r.entry.says, r.error), ("found", r.evidence, None)]

@@ -9,7 +9,7 @@ from attngrad.explain.cli import command as explain
 
 
 class _Commands(click.Group):
-    """Errors that a user can mend come on one line, without a traceback."""
+    """Errors that a user can fix are printed on one line, without a traceback."""
 
     def invoke(self, ctx: click.Context) -> object:
         try:
@@ -56,14 +56,31 @@ def demo(seed: int) -> None:
     errata_module.render(errata_module.run(seed=seed), console)
 
 
+class _Document(click.Choice[str]):
+    """A document by its name; the number that it had in earlier versions is taken too."""
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        names = {f"{i:03}": name for i, name in enumerate(self.choices)}
+        return super().convert(names.get(value, value), param, ctx)
+
+
+_DOCUMENTS = _Document(["equation-z", "back-pass", "transformer", "explicit-formula"])
+
+
 @main.command()
-@click.option("--document", type=click.Choice(["000", "001", "002", "003"]), help="Only this document.")
+@click.option("--document", type=_DOCUMENTS, help="Only this document.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @_seed
 def errata(document: str | None, as_json: bool, seed: int) -> None:
     """Judge the claims of four published texts on the gradient of attention, and print what is wrong with them.
 
-    Every verdict is computed when the command runs, in float64, against the complex step.
+    Every verdict is computed when the command runs, in float64, against the complex step. The texts:
+
+    
+    equation-z        The equation Z = QK^T
+    back-pass         Self-Attention Gradients Calculation for Back Pass
+    transformer       Transformer Attention Derivative
+    explicit-formula  An explicit formula for the gradient of standard attention
     """
     from attngrad import errata as errata_module
 

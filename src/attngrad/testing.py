@@ -53,7 +53,7 @@ def _largest(x: NDArray) -> float:
 
 
 def relative_error(actual: NDArray, expected: NDArray) -> float:
-    """``max |actual - expected| / max |expected|``, or the plain difference where everything expected is zero.
+    """``max |actual - expected| / max |expected|``, or the absolute difference where everything expected is zero.
 
     Infinite where either has NaN, or an infinity that the other has not.
 

@@ -14,11 +14,10 @@ from __future__ import annotations
 from typing import Any
 
 try:
-    from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import sdpa_mask
-
     import torch
     from torch import Tensor
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
 except ImportError as error:
     message = "attngrad.transformers: it needs PyTorch and Transformers 5. Run: pip install 'attngrad[transformers]'."
     raise ImportError(message) from error

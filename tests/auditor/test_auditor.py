@@ -2,11 +2,10 @@
 
 import ml_dtypes
 import numpy as np
-import planted
 import pytest
-from planted import right
 
 import attngrad
+import planted
 from attngrad import reference
 from attngrad.auditor import audit
 from attngrad.auditor.budget import LIMITS, Limits
@@ -15,6 +14,7 @@ from attngrad.auditor.pipeline import Pipeline
 from attngrad.auditor.truth import Truth
 from attngrad.core.binding import bind
 from attngrad.core.operands import Tangents
+from planted import right
 
 # --- the pipeline is the book ----------------------------------------------------------------------------------------
 

@@ -4,9 +4,9 @@ import itertools
 import json
 from types import SimpleNamespace
 
-import planted
 import pytest
 
+import planted
 from attngrad.auditor import audit, budget
 from attngrad.auditor.budget import LIMITS
 from attngrad.auditor.cli import patience

@@ -5,10 +5,10 @@ import warnings
 
 import numpy as np
 import pytest
-from planted import right
-
 import torch
+
 from attngrad.auditor import audit
+from planted import right
 
 # --- what is not supported -------------------------------------------------------------------------------------------
 

@@ -4,13 +4,13 @@ import random
 import warnings
 
 import numpy as np
-import planted
 import pytest
-from tiers import first
 
+import planted
 from attngrad.auditor import audit
 from attngrad.auditor.budget import LIMITS
 from attngrad.auditor.mistakes import catalogue, find
+from tiers import first
 
 DTYPES = first(1, ["float64", "float32"])
 # With the default scale these are the same number: scale^2 = 1/D.

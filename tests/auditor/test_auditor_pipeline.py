@@ -9,9 +9,9 @@ from pathlib import Path
 
 import ml_dtypes
 import numpy as np
-import planted
 import pytest
 
+import planted
 from attngrad.auditor import audit
 from attngrad.auditor.cases import cases
 from attngrad.auditor.mistakes import catalogue, find

@@ -5,16 +5,16 @@ import re
 from pathlib import Path
 
 import numpy as np
-import planted
 import pytest
-from planted import right
 
+import planted
 from attngrad import reference
 from attngrad.auditor import AuditReport, audit
 from attngrad.auditor.pages import pages
 from attngrad.auditor.truth import Truth
 from attngrad.testing import assert_attention_gradients
 from attngrad.testing import cases as provoking
+from planted import right
 
 # --- the report ------------------------------------------------------------------------------------------------------
 

@@ -6,23 +6,23 @@ import sys
 
 import autograd
 import autograd.numpy as anp
+import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
-import planted
 import pytest
-from tiers import first, only
+import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 import attngrad
 import attngrad.jax
 import attngrad.torch
-import jax
-import torch
+import planted
 from attngrad import reference
 from attngrad.auditor import audit
 from attngrad.auditor.budget import LIMITS, Limits
+from tiers import first, only
 
 FEW, MANY = range(2), range(100)
 

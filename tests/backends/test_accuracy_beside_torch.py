@@ -8,16 +8,16 @@ import subprocess
 import sys
 from typing import Any
 
-import instruction_sets
 import ml_dtypes
 import numpy as np
 import pytest
-from tiers import first
+import torch
 
 import attngrad
-import torch
+import instruction_sets
 from attngrad import _native, reference
 from attngrad.testing import rms_error
+from tiers import first
 
 DTYPES = {
     "float64": (np.float64, torch.float64),

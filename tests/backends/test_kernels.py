@@ -7,21 +7,21 @@ import sys
 import textwrap
 from concurrent.futures import ThreadPoolExecutor
 
-import instruction_sets
 import ml_dtypes
 import numpy as np
 import pytest
-from cases import EVERYTHING, OPTIONS, PAIRS, SINGLES, Shape, label, make
-from passes import all_passes, assert_equal_to_the_reference, assert_within_the_rounding_bound, redraw
-from tiers import first
 
 import attngrad
+import instruction_sets
 from attngrad import Gradients, _native, reference
 from attngrad.backends import cpu
 from attngrad.backends import reference as dense
 from attngrad.backends.cpu import arrays
 from attngrad.core.binding import bind
 from attngrad.testing import relative_error
+from cases import EVERYTHING, OPTIONS, PAIRS, SINGLES, Shape, label, make
+from passes import all_passes, assert_equal_to_the_reference, assert_within_the_rounding_bound, redraw
+from tiers import first
 
 NARROW = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 ACROSS_TILES = Shape((1,), 2, 1, 131, 203, 9, 20)
@@ -328,7 +328,7 @@ def script(code: str, **environment: str) -> str:
 
 
 def test_the_environment_chooses_threads_and_instruction_set():
-    code = "import attngrad, attngrad.backends.cpu as k; print(attngrad.get_num_threads(), k._native.isa())"
+    code = "import attngrad, attngrad.backends.cpu, attngrad._native as n; print(attngrad.get_num_threads(), n.isa())"
     assert script(code, ATTNGRAD_NUM_THREADS="5", ATTNGRAD_ISA="baseline") == "5 baseline"
 
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import instruction_sets
 import ml_dtypes
 import numpy as np
 import pytest
-from cases import EVERYTHING, PAIRS, SINGLES, Case, Shape, label, make
-from passes import all_passes
 
 import attngrad
+import instruction_sets
 from attngrad import _native
 from attngrad.testing import relative_error
+from cases import EVERYTHING, PAIRS, SINGLES, Case, Shape, label, make
+from passes import all_passes
 
 pytestmark = pytest.mark.thorough  # on sets that only make test-all builds
 

@@ -7,8 +7,9 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import instruction_sets
 import pytest
+
+import instruction_sets
 from tiers import first
 
 ROOT = Path(__file__).parents[2]

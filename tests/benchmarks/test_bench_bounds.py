@@ -5,8 +5,8 @@ import math
 from dataclasses import replace
 
 import pytest
-from bench_tools import results_of, spoil, started, timing_of
 
+from bench_tools import results_of, spoil, started, timing_of
 from benchmarks import bounds, memory
 from benchmarks.cases import dims
 from benchmarks.peers import OURS, OWN_BASE

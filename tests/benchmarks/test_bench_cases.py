@@ -5,10 +5,10 @@ import math
 
 import numpy as np
 import pytest
-from bench_tools import FB, TINY, F, checked, ids
 
 from attngrad import reference
 from attngrad.core.binding import bind
+from bench_tools import FB, TINY, F, checked, ids
 from benchmarks import grid, memory, peers, runner, verify
 from benchmarks.cases import TANGENTS, Case, dims
 from benchmarks.numpy_peer import NumPy

@@ -6,9 +6,9 @@ import subprocess
 import sys
 
 import pytest
-from bench_tools import results_of, spoil, started
 from click.testing import CliRunner
 
+from bench_tools import results_of, spoil, started
 from benchmarks import grid
 from benchmarks.cli import command
 

@@ -5,9 +5,9 @@ import json
 from dataclasses import replace
 
 import pytest
-from bench_tools import results_of, spoil, timing_of
 from rich.console import Console
 
+from bench_tools import results_of, spoil, timing_of
 from benchmarks import grid, report
 from benchmarks.markdown import page
 from benchmarks.passes import PASSES

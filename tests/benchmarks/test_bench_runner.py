@@ -5,10 +5,10 @@ import subprocess
 import sys
 
 import pytest
-from bench_tools import FB, F, spoiled, timing_of
 
 import attngrad
 from attngrad import reference
+from bench_tools import FB, F, spoiled, timing_of
 from benchmarks import memory, passes, peers, probe, quiet, runner, startup, timing
 from benchmarks.cases import TANGENTS, Case, dims
 from benchmarks.numpy_peer import NumPy

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from bench_tools import FB, F, checked, spoiled
 
+from bench_tools import FB, F, checked, spoiled
 from benchmarks import passes, verify
 from benchmarks.cases import KINDS, TANGENTS, Case, dims
 from benchmarks.numpy_peer import NumPy, central

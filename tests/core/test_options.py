@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import attngrad
-import torch
 from attngrad import Operands, Options
 from attngrad.core.binding import bind
 

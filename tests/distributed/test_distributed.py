@@ -10,11 +10,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from cases import EVERYTHING, OPTIONS, SINGLES, Case, Shape, label, make
-from ring_workers import Pool, positions, run_case
+import torch
 
 import attngrad
-import torch
 from attngrad import reference
 from attngrad.backends import cpu
 from attngrad.core.operands import Operands
@@ -23,6 +21,8 @@ from attngrad.distributed import plan, shard
 from attngrad.distributed._layout import Layout, even
 from attngrad.distributed._ring import Job
 from attngrad.testing import relative_error, rms_error, rounding_bound
+from cases import EVERYTHING, OPTIONS, SINGLES, Case, Shape, label, make
+from ring_workers import Pool, positions, run_case
 
 LAYOUTS = ("zigzag", "contiguous")
 SHAPE = Shape((2,), 4, 2, 9, 11, 3, 2)
@@ -501,8 +501,9 @@ def test_passes_out_of_order_are_an_error_on_every_rank(pool):
 
 def group_outlives_its_end(group, rank):
     """Whether anything but the caller held a group of its own, after passes in both directions."""
-    from attngrad.distributed import ring_attention
     from torch import distributed as dist
+
+    from attngrad.distributed import ring_attention
 
     own = dist.new_group()
     gc.disable()

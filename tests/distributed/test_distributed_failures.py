@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from ring_workers import Metronome, forks
 from tiers import only
 
@@ -53,9 +54,10 @@ def stop_when_noted(key: str) -> None:
 def rank_main(rank: int, ranks: int, path: str, pipe: Any, what: str, victim: int, step: int) -> None:
     """Forward and backward; the victim is struck by ``what`` in its tile number ``step`` of a pass."""
     import torch
+    from torch import distributed as dist
+
     from attngrad.backends.cpu import parts
     from attngrad.distributed import RingError, ring_attention
-    from torch import distributed as dist
 
     torch.set_num_threads(1)
     devnull = os.open(os.devnull, os.O_WRONLY)

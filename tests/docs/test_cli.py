@@ -85,11 +85,19 @@ def test_the_largest_seed_is_taken(name):
 
 
 def test_errata_takes_one_document():
-    found = run("errata", "--document", "003")
+    found = run("errata", "--document", "explicit-formula")
     assert found.exit_code == 0
-    assert "003-15" in found.output
-    assert not re.search(r"00[012]-\d", found.output)
+    assert "explicit-formula-15" in found.output
+    assert not re.search(r"(equation-z|back-pass|transformer)-\d", found.output)
     assert found.output.rstrip().endswith("15 claims: 15 hold, 0 are wrong.")
+
+
+def test_errata_names_the_documents_and_takes_their_former_numbers():
+    shown = run("errata", "--help").output
+    for number, (name, title) in enumerate(errata.DOCUMENTS.items()):
+        assert re.search(rf"(?m)^  {name} +{re.escape(title)}$", shown)
+        by_number = run("errata", "--json", "--document", f"00{number}")
+        assert by_number.output == run("errata", "--json", "--document", name).output
 
 
 def test_errata_refuses_an_unknown_document():
@@ -99,8 +107,8 @@ def test_errata_refuses_an_unknown_document():
 
 
 def test_errata_as_json_is_that_of_the_module():
-    found = run("errata", "--json", "--seed", "5", "--document", "002")
-    assert found.output == errata.to_json(errata.run("002", seed=5)) + "\n"
+    found = run("errata", "--json", "--seed", "5", "--document", "transformer")
+    assert found.output == errata.to_json(errata.run("transformer", seed=5)) + "\n"
     assert json.loads(run("errata", "--json").output)["summary"]["claims"] == len(errata.entries())
 
 

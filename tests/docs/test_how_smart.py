@@ -1,7 +1,8 @@
-"""The counts of examples/how_smart_is_autograd.py: what the page says is what is found, for all that is installed."""
+"""The counts of docs/studies/how_smart_is_autograd.py: the page says what is found, for all that is installed."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import re
@@ -9,28 +10,31 @@ import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 
 import pytest
-
-from tests.docs.test_examples import EXAMPLES, load
 
 # One process counts for all of them.
 pytestmark = [pytest.mark.thorough, pytest.mark.xdist_group("how_smart")]
 
-PAGE = Path(__file__).parents[2] / "docs" / "how_smart_is_autograd.md"
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE, STUDIES = DOCS / "how_smart_is_autograd.md", DOCS / "studies"
 ROW = re.compile(r"^\| ([^|]+) \| (?:\d: )?([^|]+) \| ([^|]+) \| (\d+) \| (\d+) \| ([\d.]+) \|$", re.M)
 
 
 @pytest.fixture(scope="module")
-def smart() -> ModuleType:
-    return load("how_smart_is_autograd")
+def smart() -> SimpleNamespace:
+    """What the recorders define, under one name."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(STUDIES)
+        modules = [importlib.import_module(f"autograd_counts.{name}") for name in ("record", "pytorch", "xla", "hips")]
+    return SimpleNamespace(**{name: value for module in modules for name, value in vars(module).items()})
 
 
 @pytest.fixture(scope="module")
 def counts() -> dict[str, dict]:
     """All counts, by system, from a process of its own: torch.compile and MKL's log leave traces in theirs."""
-    command = [sys.executable, EXAMPLES / "how_smart_is_autograd.py", "--json"]
+    command = [sys.executable, STUDIES / "how_smart_is_autograd.py", "--json"]
     found = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603
     found = json.loads(found.stdout.splitlines()[-1])
     assert found["counts"]

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import EVERYTHING, SHAPES, label, make
 from rich.cells import cell_len
 from rich.console import Console
 
@@ -22,6 +21,7 @@ import attngrad
 from attngrad.explain import files, latex, terminal
 from attngrad.explain.rules import STAGES
 from attngrad.explain.windows import number, shown
+from cases import EVERYTHING, SHAPES, label, make
 
 GOLDEN = Path(__file__).parent / "golden"
 EVIL = ["<b>&", "$x_1^2\\", "日本語", "a\x1b[31mb\n", "#%{}~"]

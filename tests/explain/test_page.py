@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import EVERYTHING, OPTIONS, SHAPES, make
 
 import attngrad
 from attngrad import reference
 from attngrad.core.binding import bind
 from attngrad.explain.html import WHOLE, WINDOW
+from cases import EVERYTHING, OPTIONS, SHAPES, make
 
 CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import EVERYTHING, SHAPES, SINGLES, Case, label, make
 
 import attngrad
 from attngrad import reference
@@ -17,6 +16,7 @@ from attngrad.core.dtypes import BFLOAT16
 from attngrad.explain import files, invariants
 from attngrad.explain.rules import KEY_SIDE, RULES, is_flat
 from attngrad.explain.terms import parse
+from cases import EVERYTHING, SHAPES, SINGLES, Case, label, make
 
 COMBINATIONS = [*SINGLES, EVERYTHING]
 

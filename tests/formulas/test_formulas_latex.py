@@ -3,11 +3,11 @@ r"""LaTeX as documents print it is the same formula as its plain text."""
 from __future__ import annotations
 
 import pytest
-from printed import PRINTED
 
 from attngrad.formulas import FormulaError
 from attngrad.formulas.parser import parse
 from attngrad.formulas.tree import show
+from printed import PRINTED
 
 PAIRS = {
     r"\frac{\partial L}{\partial Q} = \frac{1}{\sqrt{d_k}} \frac{\partial L}{\partial S} K": "dQ = 1/sqrt(d_k) dS K",

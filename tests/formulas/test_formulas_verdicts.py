@@ -7,17 +7,17 @@ import json
 from collections import Counter
 from dataclasses import replace
 
-import fuzz_formulas
 import numpy as np
 import pytest
-from printed import PRINTED
 from rich.console import Console
 
+import fuzz_formulas
 from attngrad import FormulaReport, audit_formula, reference
 from attngrad.formulas import FormulaError, cli, known, values, verdict
 from attngrad.formulas.parser import parse
 from attngrad.formulas.report import figure
 from attngrad.formulas.tree import Symbol
+from printed import PRINTED
 
 HOLD = [
     "rowsum(A*dA) = rowsum(O*dO)",

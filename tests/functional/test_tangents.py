@@ -8,15 +8,15 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from cases import EVERYTHING, OPTIONS, Case, Shape, label, make
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from passes import all_passes, assert_equal_to_the_reference, assert_within_the_rounding_bound
 
 import attngrad
 from attngrad import Gradients, reference
 from attngrad.core.operands import Tangents
 from attngrad.testing import relative_error
+from cases import EVERYTHING, OPTIONS, Case, Shape, label, make
+from passes import all_passes, assert_equal_to_the_reference, assert_within_the_rounding_bound
 
 options = st.lists(st.sampled_from(list(OPTIONS)), unique=True, max_size=6).map(tuple)
 shapes = st.builds(

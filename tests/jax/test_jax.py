@@ -8,20 +8,20 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
-import jax_dense
 import numpy as np
 import pytest
-from cases import EVERYTHING, SINGLES, Case, Shape, label, make
+import torch
 from jax.test_util import check_grads
 
 import attngrad
 import attngrad.jax as bridge
-import jax
-import torch
+import jax_dense
 from attngrad.backends import cpu
 from attngrad.jax import _ffi
 from attngrad.testing import relative_error
+from cases import EVERYTHING, SINGLES, Case, Shape, label, make
 
 SMALL = Shape((2,), 2, 1, 2, 3, 2, 1)
 GRID = [*SINGLES, EVERYTHING, ("causal", "bias", "sinks")]
@@ -260,7 +260,9 @@ def test_every_dtype_gives_what_the_numpy_functions_give(dtype, x64):
 def test_nothing_is_copied_on_the_way_in_and_out(monkeypatch):
     seen = []
     forward, backward = cpu.forward, cpu.backward
-    monkeypatch.setattr(cpu, "forward", lambda x, o, save, into: seen.append((x, into)) or forward(x, o, save=save, into=into))
+    monkeypatch.setattr(
+        cpu, "forward", lambda x, o, save, into: seen.append((x, into)) or forward(x, o, save=save, into=into)
+    )
     monkeypatch.setattr(cpu, "backward", lambda *a, into: seen.append((a[0], into)) or backward(*a, into=into))
     q = jnp.asarray(np.random.default_rng(0).standard_normal((4, 8, 64, 32)))
 

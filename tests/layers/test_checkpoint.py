@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from layer_tools import DTYPES, randomise
+import torch
 from safetensors.numpy import save_file
 
-import torch
 from attngrad import MultiHeadAttention
+from layer_tools import DTYPES, randomise
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

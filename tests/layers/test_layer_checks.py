@@ -8,8 +8,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-
 import torch
+
 from attngrad import MultiHeadAttention
 
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch_dense
-from cases import EVERYTHING, PAIRS, SINGLES, Shape, label, make
-from layer_tools import EXACT, as_tuple, directions, randomise, worst
-
 import torch
+
+import torch_dense
 from attngrad import MultiHeadAttention
 from attngrad.testing import relative_error
+from cases import EVERYTHING, PAIRS, SINGLES, Shape, label, make
+from layer_tools import EXACT, as_tuple, directions, randomise, worst
 
 
 def test_worst_sees_one_wrong_gradient_among_right_ones():

@@ -7,11 +7,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from cases import PAIRS, SINGLES, Shape, label, make
-from layer_tools import DTYPES, as_tuple, directions, randomise, worst
 
 from attngrad import MultiHeadAttention
 from attngrad.layers import LayerGradients
+from cases import PAIRS, SINGLES, Shape, label, make
+from layer_tools import DTYPES, as_tuple, directions, randomise, worst
 
 SHAPE = Shape((2,), 4, 2, 3, 5, 4, 4)
 MANY = ("causal", "mask", "bias", "softcap", "sinks", "dropout")

@@ -10,11 +10,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from layer_tools import DTYPES, randomise, worst
 
 from attngrad import MultiHeadAttention, reference
 from attngrad.layers.rope import rotation
 from attngrad.testing import relative_error, rms_error
+from layer_tools import DTYPES, randomise, worst
 
 # --- what the layer keeps --------------------------------------------------------------------------------------------
 

@@ -8,8 +8,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-
 import torch
+
 from attngrad import MultiHeadAttention
 from attngrad.optim import SGD, Adam, LossScaler, clip_by_global_norm
 from attngrad.testing import relative_error

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-from layer_tools import randomise
 
 from attngrad import MultiHeadAttention
 from attngrad.layers.rope import rotation
 from attngrad.testing import relative_error
+from layer_tools import randomise
 
 
 def test_rope_scores_depend_on_the_distance_alone():

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import attngrad
-import torch
 from attngrad import MultiHeadAttention
 
 

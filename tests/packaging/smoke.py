@@ -87,7 +87,7 @@ def commands(folder: Path) -> None:
     (folder / "mine.py").write_text(CANDIDATE)
     told = command("audit", f"{folder / 'mine.py'}:mine", "--effort", "quick", "--json", "-", status=1)
     assert json.loads(told)["mistakes"] == ["dq-dk-exchanged"]
-    assert json.loads(command("errata", "--json", "--document", "001"))["claims"]
+    assert json.loads(command("errata", "--json", "--document", "back-pass"))["claims"]
 
 
 def main() -> None:

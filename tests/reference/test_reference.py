@@ -8,15 +8,15 @@ import array_api_strict
 import ml_dtypes
 import numpy as np
 import pytest
-import torch_dense
-from cases import EVERYTHING, OPTIONS, PAIRS, SHAPES, SINGLES, Case, Shape, label, make
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import torch
+import torch_dense
 from attngrad import reference, testing
 from attngrad.core.operands import Gradients
 from attngrad.testing import complex_step_hvp, complex_step_jvp, complex_step_vjp, relative_error
+from cases import EVERYTHING, OPTIONS, PAIRS, SHAPES, SINGLES, Case, Shape, label, make
 
 COMBINATIONS = [*SINGLES, *PAIRS, EVERYTHING]
 EXACT = 1e-12

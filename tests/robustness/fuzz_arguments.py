@@ -11,14 +11,14 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from cases import OPTIONS, SHAPES, Case, make
-from fuzz_tools import refused
-from passes import all_passes
 
 import attngrad
 from attngrad import reference
 from attngrad.core.dtypes import BFLOAT16
 from attngrad.core.operands import Tangents
+from cases import OPTIONS, SHAPES, Case, make
+from fuzz_tools import refused
+from passes import all_passes
 
 WHAT = "calls"
 NUMBERS = (0, 1, -1, 2**31 - 1, -(2**31), 2**31, 2**63 - 1, -(2**63), 2**63, 2**64, 10**30, 0.5, -0.0, 1e-320, 1e308,

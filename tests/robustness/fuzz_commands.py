@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+
 from fuzz_formulas import draw as draw_formula
 from fuzz_tools import command
 
@@ -121,7 +122,7 @@ def draw(number: int) -> list[str]:
         return [
             name,
             "--document",
-            rng.choice(["000", "001", "002", "003", "004"]),
+            rng.choice(["equation-z", "back-pass", "transformer", "003", "004"]),
             "--seed",
             rng.choice(NUMBERS),
             "--json",

@@ -22,11 +22,11 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from fuzz_tools import ODD, Watch, command, refused, spoil, spoil_json
 
 import attngrad
 from attngrad.explain.examples import LARGEST
 from benchmarks.cli import command as benchmark
+from fuzz_tools import ODD, Watch, command, refused, spoil, spoil_json
 
 WHAT = "files"
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results.json"

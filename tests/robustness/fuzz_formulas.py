@@ -10,10 +10,9 @@ from collections.abc import Callable
 from functools import cache
 
 import fuzz_tools
-from printed import PRINTED
-
 from attngrad.formulas import FormulaError, audit_formula
 from attngrad.formulas.symbols import ALIASES, FUNCTION_ALIASES, FUNCTIONS, KNOWN
+from printed import PRINTED
 
 WHAT = "texts"
 SEEDS = [text for text, _, _ in PRINTED] + [

@@ -17,17 +17,17 @@ from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
 
-import instruction_sets
 import ml_dtypes
 import numpy as np
-from cases import OPTIONS, Case, Shape, make
-from passes import all_passes, redraw
 
 import attngrad
+import instruction_sets
 from attngrad import _native, reference
 from attngrad.core.dtypes import ACCUMULATE
 from attngrad.core.operands import Tangents
 from attngrad.testing import rms_error, rounding_bound
+from cases import OPTIONS, Case, Shape, make
+from passes import all_passes, redraw
 
 WHAT = "cases"
 DTYPES = (np.float64, np.float32, np.float16, ml_dtypes.bfloat16)

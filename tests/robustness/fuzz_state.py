@@ -13,7 +13,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import instruction_sets
 import numpy as np
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
@@ -27,6 +26,7 @@ from hypothesis.stateful import (
 )
 
 import attngrad
+import instruction_sets
 from attngrad import _native
 
 WHAT = "programs of up to 40 steps, 5 a number"

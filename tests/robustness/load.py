@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
-from cases import EVERYTHING, Shape, make
-from layer_tools import randomise
 
 import attngrad
+from cases import EVERYTHING, Shape, make
+from layer_tools import randomise
 
 
 class Job(NamedTuple):
@@ -65,6 +65,7 @@ def _layer(seed: int) -> Job:
 
 def _torch() -> list[Job]:
     import torch
+
     from attngrad.torch import attention
 
     generator = torch.Generator().manual_seed(0)

@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from bad_inputs import TABLE
-from bad_inputs.calls import FUNCTIONS, Call, good
-from bad_inputs.checks import assert_right, rows, rows_with, unwritten
-from bad_inputs.row import Row, judge
+import torch
+from torch import distributed as dist
 
 import attngrad
 import attngrad.jax
 import attngrad.torch
-import jax
-import torch
 from attngrad.distributed import ring_attention
-from torch import distributed as dist
+from bad_inputs import TABLE
+from bad_inputs.calls import FUNCTIONS, Call, good
+from bad_inputs.checks import assert_right, rows, rows_with, unwritten
+from bad_inputs.row import Row, judge
 
 
 @rows("torch", "jax")

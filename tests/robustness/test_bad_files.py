@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bad_inputs.checks import rows
-from bad_inputs.files import whole
-from bad_inputs.row import Row, judge
 from click.testing import CliRunner
 
 import attngrad
 from attngrad import MultiHeadAttention, cli
 from attngrad.core import files
+from bad_inputs.checks import rows
+from bad_inputs.files import whole
+from bad_inputs.row import Row, judge
 from tests.docs.test_cli import python_m
 
 

@@ -13,6 +13,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+import attngrad
+from attngrad import MultiHeadAttention, optim, reference
 from bad_inputs import TABLE
 from bad_inputs.arrays import DTYPES, KINDS, MEMORY
 from bad_inputs.calls import (
@@ -28,9 +31,6 @@ from bad_inputs.calls import (
 )
 from bad_inputs.checks import assert_right, rows, rows_with, unwritten
 from bad_inputs.row import Row, judge
-
-import attngrad
-from attngrad import MultiHeadAttention, optim, reference
 
 functions = pytest.mark.parametrize("function", FUNCTIONS)
 

@@ -8,18 +8,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pytest
+from hypothesis import settings
+
+import attngrad
 import fuzz_arguments
 import fuzz_commands
 import fuzz_files
 import fuzz_state
-import numpy as np
-import pytest
+from attngrad import layers
 from cases import Shape, make
 from fuzz_tools import command
-from hypothesis import settings
-
-import attngrad
-from attngrad import layers
 
 FUZZER = Path(__file__).with_name("fuzz.py")
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from load import Job, jobs, same
-from soak import resident, small_calls
 
 import attngrad
+from load import Job, jobs, same
+from soak import resident, small_calls
 from tests.backends.test_kernels import script, threads  # noqa: F401 - a fixture
 
 

@@ -72,17 +72,17 @@ def test_a_danger_is_seen(code):
 def test_nothing_is_unpickled_and_no_text_is_run_as_code():
     found = {(path.name, name) for path in SOURCES for name in dangers(path.read_text())}
     assert len(SOURCES) > 100
-    assert found == {("_code.py", "exec")}  # the errata's own transcripts of published code, constants of that file
+    assert found == {("example.py", "exec")}  # the errata's own transcripts of published code, constants of that file
 
 
 def test_the_code_that_the_errata_runs_is_written_in_it(monkeypatch):
     from attngrad import errata
-    from attngrad.errata import _code
+    from attngrad.errata._back_pass import example
 
-    printed, ran = _code._printed, []
-    monkeypatch.setattr(_code, "_printed", lambda code, **names: (ran.append(code), printed(code, **names))[1])
-    errata.run("001")
-    source = (ROOT / "src/attngrad/errata/_code.py").read_text()
+    printed, ran = example._printed, []
+    monkeypatch.setattr(example, "_printed", lambda code, **names: (ran.append(code), printed(code, **names))[1])
+    errata.run("back-pass")
+    source = (ROOT / "src/attngrad/errata/_back_pass/example.py").read_text()
     assert ran
     for code in ran:
         for line in filter(None, map(str.strip, code.splitlines())):

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from tiers import thorough
-
 from attngrad import _native
+from tiers import thorough
 
 SHIPPED: list[str] = _native.isa_names()
 try:

@@ -6,12 +6,12 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-from cases import Case
 
 import attngrad
 from attngrad import reference
 from attngrad.core.operands import Tangents
 from attngrad.testing import relative_error, rms_error, rounding_bound
+from cases import Case
 
 
 def all_passes(c: Case, module: Any = attngrad) -> dict[str, Any]:

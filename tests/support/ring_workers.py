@@ -130,12 +130,12 @@ def take_rows(plane: np.ndarray | None, rows: np.ndarray) -> np.ndarray | None:
 
 def run_case(group: Any, rank: int, case: Any, layout: str, lengths: tuple[Any, Any] = (None, None)) -> dict[str, Any]:
     """Every result of ``ring_attention`` for this rank's part of ``case``."""
+    import torch
+    from torch import distributed as dist
     from torch.autograd import forward_ad
 
-    import torch
     from attngrad.distributed import ring_attention
     from attngrad.torch._tensors import to_array, to_tensor
-    from torch import distributed as dist
 
     ranks = dist.get_world_size(group)
     rows = positions(case.q.shape[-2], ranks, layout, lengths[0])[rank]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import numpy as np
-import passes
 import pytest
-from cases import EVERYTHING, make
 
 import attngrad
+import passes
+from cases import EVERYTHING, make
 
 CASE = make(EVERYTHING)
 NAMES = list(passes.all_passes(CASE))

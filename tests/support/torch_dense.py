@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 
 import attngrad
-import torch
 
 
 def attention(q: Any, k: Any, v: Any, bias: Any = None, sinks: Any = None, **o: Any) -> tuple[Any, Any]:

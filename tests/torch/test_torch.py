@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch_dense
-from cases import EVERYTHING, SHAPES, SINGLES, Case, Shape, label, make
+import torch
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 
 import attngrad
 import attngrad.torch as bridge
-import torch
+import torch_dense
 from attngrad.backends import cpu
 from attngrad.testing import relative_error, rms_error, rounding_bound
 from attngrad.torch import _direct, _functions
+from cases import EVERYTHING, SHAPES, SINGLES, Case, Shape, label, make
 
 SMALL = Shape((2,), 2, 1, 2, 3, 2, 1)
 GRID = [*SINGLES, EVERYTHING, ("causal", "bias", "sinks"), ("mask", "softcap", "bias of a head")]

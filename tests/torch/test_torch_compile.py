@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from cases import EVERYTHING, Shape, label, make
+import torch
 from torch.autograd import forward_ad
 
 import attngrad.torch as bridge
-import torch
 from attngrad.torch import _ops
 from attngrad.torch._passes import bind_inputs, bind_numbers
+from cases import EVERYTHING, Shape, label, make
 from tests.torch.test_torch import problem
 
 SMALL = Shape((2,), 4, 2, 3, 4, 2, 3)

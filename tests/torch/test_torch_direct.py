@@ -7,11 +7,11 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import attngrad
 import attngrad.torch as bridge
-import torch
 from attngrad.torch import _direct, _functions
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)

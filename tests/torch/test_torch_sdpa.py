@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from torch.autograd import gradcheck, gradgradcheck
 from torch.nn import functional
 
 import attngrad
 import attngrad.torch as bridge
-import torch
 
 ORIGINAL = functional.scaled_dot_product_attention
 

@@ -8,12 +8,12 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+import torch
 import transformers
-from tiers import only
 from transformers import cache_utils
 
 import attngrad.transformers as bridge
-import torch
+from tiers import only
 
 bridge.register()
 

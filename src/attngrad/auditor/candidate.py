@@ -373,7 +373,7 @@ def run(prepare: Caller, case: Case, level: str, tangents: bool, seconds: float)
 
 @contextlib.contextmanager
 def _settings_kept() -> Iterator[None]:
-    """What a candidate may set for the whole process and we depend on is as before, afterwards."""
+    """Restores afterwards the process-wide settings that a candidate may change and we depend on."""
     depth = sys.getrecursionlimit()
     with warnings.catch_warnings():
         try:

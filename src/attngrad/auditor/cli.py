@@ -28,7 +28,7 @@ def _finite(_: click.Context, __: click.Parameter, value: float) -> float:
 @click.command(name="audit")
 @click.argument("target", required=False, metavar="FILE.py:FUNCTION")
 @click.option(
-    "--formula", metavar="TEXT", help="Judge this formula instead, plain or LaTeX: dS = A * dA ... With --json - alone."
+    "--formula", metavar="TEXT", help="Judge this formula instead, text or LaTeX: dS = A * dA ... With --json - alone."
 )
 @click.option("--level", type=click.Choice(["attention", "layer"]), help="What it is. [default: seen from the object]")
 @click.option("--option", "options", multiple=True, metavar="NAME=VALUE", help="causal=true, window=4,0, mask=true ...")

@@ -148,7 +148,7 @@ def _colour(error: float, allowed: float) -> str:
 
 
 def _heat(heat: Heat) -> str:
-    """The error over (row, column): one square an entry, on a logarithmic ramp from rounding to the whole result."""
+    """The error over (row, column): one square per entry, on a logarithmic ramp from rounding to the whole result."""
     rows, columns = len(heat.errors), len(heat.errors[0]) if heat.errors else 0
     side = max(8, min(24, 440 // max(rows, columns, 1)))
     left, top = 58, 26

@@ -47,7 +47,7 @@ def _x64() -> Any:
 
 @cache
 def _compiled(mode: Callable[..., dict[str, Any]], fn: Any, static: tuple[tuple[str, Any], ...]) -> Any:
-    """``mode`` of ``fn`` under jit; compiled once a shape, for as long as ``fn`` lives here."""
+    """``mode`` of ``fn`` under jit; compiled once per shape, for as long as ``fn`` lives here."""
     import jax
 
     def run(x: dict[str, Any], arrays: dict[str, Any]) -> dict[str, Any]:
@@ -59,9 +59,8 @@ def _compiled(mode: Callable[..., dict[str, Any]], fn: Any, static: tuple[tuple[
 
 def _caller(mode: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
     def call(fn: Any, given: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
-        import jax.numpy as jnp
-
         import jax
+        import jax.numpy as jnp
 
         with _x64():
             x = {name: jnp.asarray(value) for name, value in given.items()}

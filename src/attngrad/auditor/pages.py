@@ -1,4 +1,4 @@
-"""The pages of docs/mistakes, one a mistake, made from the catalogue.
+"""The pages of docs/mistakes, one per mistake, made from the catalogue.
 
 ``python -m attngrad.auditor.pages docs/mistakes`` writes them; a test holds the committed pages against this.
 """

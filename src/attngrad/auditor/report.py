@@ -165,9 +165,9 @@ class AuditReport:
         return f"WRONG: {names} {'is' if len(bad) == 1 else 'are'} wrong; {told}."
 
     def __str__(self) -> str:
-        from attngrad.auditor.terminal import plain
+        from attngrad.auditor.terminal import as_text
 
-        return plain(self)
+        return as_text(self)
 
     def to_json(self) -> str:
         """The report as JSON; ``AuditReport.from_json`` reads it back."""

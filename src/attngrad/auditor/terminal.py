@@ -130,7 +130,7 @@ def _indent(text: str) -> str:
     return "\n".join(f"    {line}" for line in text.rstrip().splitlines())
 
 
-def plain(report: AuditReport, width: int = 120) -> str:
+def as_text(report: AuditReport, width: int = 120) -> str:
     """The report without colours."""
     import io
 

@@ -5,7 +5,7 @@ it, plus 8 eps times the largest result; both against longdouble. Beside it ever
 own (``rounding``), so that one wrong entry is seen however small it is among the others.
 
 Where scores are large, a rounding of one of them moves weights by much more than an eps, and the straightforward
-computation may be right by luck. So before a result is called wrong, other orders of the same products are asked too
+computation may be right by luck. So before a result is called wrong, other orders of the same products are tried too
 (``_ORDERS``). Without them one of 100 audits of the kernels in float32 found a fault, in scores of about 1500.
 
 One kind of result has no largest entry to measure by: that whose terms cancel to nothing, as dQ and dK do with one key
@@ -208,7 +208,7 @@ class Truth:
         assert truth is not None  # noqa: S101
         largest = float(np.max(np.abs(np.where(np.isfinite(truth), truth, 0)), initial=0.0))
         unit = max(largest, self.bound(name) / (64.0 * self.eps))
-        return unit if unit > 1e-30 else 1.0  # all zero: errors are told as they are
+        return unit if unit > 1e-30 else 1.0  # all zero: errors are absolute
 
     def judge(self, name: str, actual: NDArray) -> Judgement:
         """Whether ``actual`` is the result ``name``, within rounding."""

@@ -1,12 +1,12 @@
-"""The errata that runs: four documents on the gradient of attention, every claim of theirs checked when asked.
+"""The errata that runs: four documents on the gradient of attention, every claim of theirs checked at run time.
 
 A matrix formula is read from its text, as printed, by the parser of ``attngrad.audit_formula``; code, traces and prose
 are rewritten here. The truth is the derivative by the complex step, in float64, at sizes that all differ. Nothing
-is looked up: a verdict is what the check finds, and the corrected form is checked beside the claim. One rule decides:
+is looked up: a verdict is what the check finds, and the corrected form is checked with the claim. One rule decides:
 code is judged as it runs, a formula by its literal reading as a matrix formula in the document's own notation; where a
 kinder reading holds, the finding says which.
 
->>> [result] = [r for r in run("001") if r.entry.id == "001-8"]
+>>> [result] = [r for r in run("back-pass") if r.entry.id == "back-pass-8"]
 >>> result.entry.says, result.holds
 ('dK = Q^T dS / sqrt(d)', False)
 >>> result.entry.correct, result.corrected_error < 1e-10
@@ -15,9 +15,12 @@ kinder reading holds, the finding says which.
 
 from __future__ import annotations
 
-from attngrad.errata import _code, _note, _omega, _self_attention, _traces
-from attngrad.errata._claim import TOLERANCE, Cases, Claim, Entry, Finding, Reading, Result
-from attngrad.errata._report import DOCUMENTS, render, summary, to_json
+from attngrad.errata import _back_pass, _equation_z, _explicit_formula, _transformer
+from attngrad.errata._claim import TOLERANCE, Claim, Reading
+from attngrad.errata._documents import DOCUMENTS, name_of
+from attngrad.errata._records import Cases, Entry, Finding, Result
+from attngrad.errata._report import summary, to_json
+from attngrad.errata._terminal import render
 
 __all__ = [
     "DOCUMENTS",
@@ -36,14 +39,10 @@ __all__ = [
     "to_json",
 ]
 
-_ENTRIES = (
-    *_note.ENTRIES,
-    *_self_attention.FORMULAS,
-    *_code.CODE,
-    *_self_attention.DERIVATION,
-    *_code.EXAMPLE,
-    *_traces.ENTRIES,
-    *_omega.ENTRIES,
+_ENTRIES = tuple(
+    entry
+    for document in (_equation_z, _back_pass, _transformer, _explicit_formula)
+    for entry in sorted(document.ENTRIES, key=lambda entry: int(entry.id.rpartition("-")[2]))
 )
 
 
@@ -51,7 +50,7 @@ def entries() -> tuple[Entry, ...]:
     """Every claim of the four documents, by id; the ids are stable, and later ones may stand earlier in a document.
 
     >>> entries()[0].id, entries()[-1].document
-    ('000-1', '003')
+    ('equation-z-1', 'explicit-formula')
     """
     return _ENTRIES
 
@@ -68,11 +67,10 @@ def check(entry: Entry, seed: int = 0) -> Result:
 def run(document: str | None = None, seed: int = 0) -> tuple[Result, ...]:
     """Judge every claim, or those of one document, on inputs drawn from ``seed``.
 
-    >>> results = run("000")
+    >>> results = run("equation-z")
     >>> len(results), sum(not r.holds for r in results)
     (7, 5)
     """
-    if document is not None and document not in DOCUMENTS:
-        raise ValueError(f"run: document must be None or one of {', '.join(DOCUMENTS)}; got {document!r}.")
+    name = None if document is None else name_of(document)
     cases = Cases(seed)
-    return tuple(Result(e, *e.check(cases)) for e in _ENTRIES if document in (None, e.document))
+    return tuple(Result(e, *e.check(cases)) for e in _ENTRIES if name in (None, e.document))

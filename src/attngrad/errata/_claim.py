@@ -1,122 +1,28 @@
-"""A claim, and how it is judged: what it computes, against the derivative, at the moment of asking."""
+"""How a claim is judged: what it computes, against the derivative, at run time."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic
 
 import numpy as np
 
+from attngrad import testing
 from attngrad.core.arrays import Array
-from attngrad.errata._case import AWKWARD, SQUARE, Head, Sizes
-from attngrad.formulas.evaluate import each_side
-from attngrad.formulas.parser import parse
+from attngrad.errata._records import C, Cases, Finding, MakeCase
+from attngrad.formulas.case import AWKWARD, SQUARE
 from attngrad.formulas.report import figure
-from attngrad.formulas.values import HeadValues
 
-C = TypeVar("C")
 Value = Array | tuple[Array, ...]
-MakeCase = Callable[[Sizes, np.random.Generator], C]
 
 TOLERANCE = 1e-10
 """A claim holds where its relative error is below this. Right ones reach 1e-15, the mildest wrong one 1e-3."""
 
 FAULTS = (AttributeError, NameError, TypeError, ValueError)
 """What a claim that cannot be evaluated raises: a missing name, or shapes that do not fit."""
-
-
-class Cases:
-    """The cases of one run, each made once, from one seed.
-
-    >>> cases = Cases(seed=0)
-    >>> one = cases.get(lambda sizes, rng: rng.standard_normal(2), AWKWARD)
-    >>> one.shape
-    (2,)
-    """
-
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
-        self._made: dict[tuple[Any, Sizes], Any] = {}
-
-    def get(self, make: MakeCase[C], sizes: Sizes) -> C:
-        """The case that ``make`` builds at ``sizes``."""
-        if (make, sizes) not in self._made:
-            self._made[make, sizes] = make(sizes, np.random.default_rng(self.seed))
-        case: C = self._made[make, sizes]
-        return case
-
-
-class Finding(NamedTuple):
-    """What a check found. An error is None where there is no number: it raises, or has another shape.
-
-    ``evidence`` is the same in every run from one seed; ``timing`` is what the clock said this time, if it was asked.
-
-    >>> from attngrad import errata
-    >>> finding = errata.entries()[0].check(errata.Cases(0))
-    >>> finding.holds, finding.error < errata.TOLERANCE
-    (True, True)
-    """
-
-    holds: bool
-    error: float | None
-    corrected_error: float | None
-    evidence: str
-    timing: str = ""
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One statement of a document: what it says, what is wrong with it, the right form, and the check of both.
-
-    >>> from attngrad import errata
-    >>> [entry] = [e for e in errata.entries() if e.id == "001-8"]
-    >>> entry.document, entry.says, entry.correct
-    ('001', 'dK = Q^T dS / sqrt(d)', 'dK = dS^T Q / sqrt(d)')
-    """
-
-    id: str
-    document: str
-    where: str
-    title: str
-    says: str
-    wrong: str
-    correct: str
-    check: Callable[[Cases], Finding]
-
-
-@dataclass(frozen=True)
-class Result:
-    """An entry and what its check found; errors are relative to the largest entry of the truth.
-
-    >>> from attngrad import errata
-    >>> result = errata.run("000")[0]
-    >>> result.entry.id, result.holds
-    ('000-1', True)
-    """
-
-    entry: Entry
-    holds: bool
-    error: float | None
-    corrected_error: float | None
-    evidence: str
-    timing: str = ""
-
-
-def entry(
-    id: str,  # noqa: A002
-    where: str,
-    title: str,
-    says: str,
-    check: Callable[[Cases], Finding],
-    *,
-    wrong: str = "",
-    correct: str = "",
-) -> Entry:
-    """An Entry whose document is the first part of its id."""
-    return Entry(id, id.split("-")[0], where, title, says, wrong, correct, check)
 
 
 @dataclass(frozen=True)
@@ -197,75 +103,10 @@ class Claim(Generic[C]):
         return (error, None) if math.isfinite(error) else (None, "gives values that are not finite")
 
 
-# --- claims that are matrix formulas ---------------------------------------------------------------------------------
-
-Also = Mapping[str, Callable[[Head], Array]]
-"""What a document's own letters mean, where they differ from those of ``attngrad.audit_formula``."""
-
-
-class Formula:
-    """The two sides of a formula at a case, read from its text by the parser of ``attngrad.audit_formula``.
-
-    The left side is evaluated at the true value of its name, the others as they stand. Several equations, and several
-    right sides, give a tuple.
-
-    >>> Formula("dV = A^T dO").right(Head.random(AWKWARD, np.random.default_rng(0))).shape
-    (7, 4)
-    """
-
-    def __init__(self, text: str, also: Also | None = None) -> None:
-        self.text, self.also, self.equations = text, also, parse(text)
-
-    def left(self, head: Head) -> Value:
-        """The truth, once for each right side."""
-        return self._of(head, lambda first, others: [first] * len(others))
-
-    def right(self, head: Head) -> Value:
-        """What the formula claims."""
-        return self._of(head, lambda first, others: others)
-
-    def error(self, head: Head) -> float:
-        """The worst relative error of a right side."""
-        return relative_error(self.right(head), self.left(head))
-
-    def _of(self, head: Head, pick: Callable[[Array, list[Array]], list[Array]]) -> Value:
-        values = HeadValues(head, self.also)
-        found: list[Array] = []
-        for equation in self.equations:
-            first, *others = each_side(equation, values)
-            found += pick(first, others)
-        return found[0] if len(found) == 1 else tuple(found)
-
-
-def formula(
-    case: MakeCase[Head],
-    text: str,
-    corrected: str = "",
-    evidence: Callable[[Any], str] | None = None,
-    reading: tuple[str, str] | None = None,
-    also: Also | None = None,
-) -> Claim[Head]:
-    """A claim that is a formula, judged from its text; so are its correction and the kinder reading (how, formula)."""
-    said = Formula(text, also)
-    right = Formula(corrected, also).right if corrected else None
-    kinder = None
-    if reading is not None:
-        other = Formula(reading[1], also)
-        kinder = Reading(reading[0], other.right, other.left)
-    return Claim(case, said.right, said.left, right, evidence, kinder, text)
-
-
 def relative_error(value: Value, truth: Value) -> float:
     """max |value - truth| / max |truth|, the worst of the arrays; infinite where either is not finite."""
-    worst = 0.0
-    for x, y in zip(_arrays(value), _arrays(truth), strict=True):
-        if np.shape(x) != np.shape(y):
-            raise ValueError(f"relative_error: value must have shape {np.shape(y)}, like truth; got {np.shape(x)}.")
-        if not (np.all(np.isfinite(x)) and np.all(np.isfinite(y))):
-            return math.inf
-        largest = float(np.max(np.abs(y), initial=0.0))
-        worst = max(worst, float(np.max(np.abs(x - y), initial=0.0)) / (largest or 1.0))
-    return worst
+    pairs = zip(_arrays(value), _arrays(truth), strict=True)
+    return max(testing.relative_error(np.asarray(x), np.asarray(y)) for x, y in pairs)
 
 
 def _arrays(value: Value) -> tuple[Array, ...]:

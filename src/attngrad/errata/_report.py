@@ -1,32 +1,21 @@
-"""The findings, for a terminal and as JSON."""
+"""The findings in one line, and as JSON."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from attngrad.errata._claim import TOLERANCE, Result
-from attngrad.explain.marks import mark, print_hanging
+from attngrad.errata._claim import TOLERANCE
+from attngrad.errata._documents import DOCUMENTS
+from attngrad.errata._records import Result
 from attngrad.formulas.report import figure
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-DOCUMENTS = {
-    "000": "note on dQ and dK",
-    "001": "self-attention gradients with NumPy code",
-    "002": "multi-head derivative by traces",
-    "003": "explicit formula for the gradient, Omega",
-}
-"""The documents, by key, under titles of our own."""
 
 
 def summary(results: Sequence[Result]) -> str:
     """One line: how many claims hold, how many are wrong, and how well the corrected forms do.
 
     >>> from attngrad import errata
-    >>> summary(errata.run("000")).partition(";")[0]
+    >>> summary(errata.run("equation-z")).partition(";")[0]
     '7 claims: 2 hold, 5 are wrong'
     """
     wrong = [r for r in results if not r.holds]
@@ -44,30 +33,21 @@ def summary(results: Sequence[Result]) -> str:
     return f"{line}; every corrected form holds to {figure(max(e for e in errors if e is not None))}."
 
 
+_SAID = ("id", "document", "where", "title", "says", "wrong", "correct")
+_FOUND = ("holds", "error", "corrected_error", "evidence")
+
+
 def to_json(results: Sequence[Result]) -> str:
     """The findings as a JSON object: documents, claims, summary. An error without a number is null.
 
     Timings are left out, so that one seed gives the same text in every run.
 
     >>> from attngrad import errata
-    >>> json.loads(to_json(errata.run("000")))["summary"]["wrong"]
+    >>> json.loads(to_json(errata.run("equation-z")))["summary"]["wrong"]
     5
     """
     claims = [
-        {
-            "id": r.entry.id,
-            "document": r.entry.document,
-            "where": r.entry.where,
-            "title": r.entry.title,
-            "says": r.entry.says,
-            "holds": r.holds,
-            "error": r.error,
-            "evidence": r.evidence,
-            "wrong": r.entry.wrong,
-            "correct": r.entry.correct,
-            "corrected_error": r.corrected_error,
-        }
-        for r in results
+        {name: getattr(r.entry, name) for name in _SAID} | {name: getattr(r, name) for name in _FOUND} for r in results
     ]
     found = {
         "claims": len(results),
@@ -76,68 +56,3 @@ def to_json(results: Sequence[Result]) -> str:
         "text": summary(results),
     }
     return json.dumps({"documents": DOCUMENTS, "claims": claims, "summary": found}, indent=2, allow_nan=False)
-
-
-LEGEND = (
-    "Every claim is computed now, in float64, beside the derivative by the complex step. In brackets: the error, "
-    "relative to the largest entry. Code is judged as it runs, a formula as a matrix formula in its document's "
-    "notation; a kinder reading that holds is named."
-)
-
-
-def render(results: Sequence[Result], console: Console) -> None:
-    """Print the findings: a heading a document, a block a claim, the summary last.
-
-    >>> from rich.console import Console
-    >>> from attngrad import errata
-    >>> render(errata.run("003")[:1], Console(width=60, quiet=True))
-    """
-    from rich.rule import Rule
-    from rich.text import Text
-
-    print_hanging(Text(), Text(LEGEND, style="dim"), console)
-    for key, title in DOCUMENTS.items():
-        of_document = [r for r in results if r.entry.document == key]
-        if not of_document:
-            continue
-        wrong = sum(not r.holds for r in of_document)
-        count = f"{len(of_document)} claims, " + (f"{wrong} wrong" if wrong else "all hold")
-        console.print()
-        heading = Text.assemble((f"{key}  {title}", "bold"), (f"  {count}", "dim"))
-        if heading.cell_len + 2 <= console.width:
-            console.print(Rule(heading, align="left", style="dim"))
-        else:  # a rule would cut it
-            print_hanging(Text(), heading, console)
-        apart = True
-        for result in of_document:
-            if apart or not result.holds:
-                console.print()
-            _print_block(result, console)
-            apart = not result.holds
-    console.print()
-    print_hanging(Text(), Text(summary(results), style="bold"), console)
-
-
-def _print_block(r: Result, console: Console) -> None:
-    """Mark, id and title; below them what it says and what was found, by label."""
-    from rich.text import Text
-
-    colour = "green" if r.holds else "red"
-    head = Text.assemble(mark(console, r.holds), " ", (f"{r.entry.id:<8}", colour))
-    indent = " " * head.cell_len
-    print_hanging(head, Text.assemble((r.entry.title, "bold"), (f"  ({r.entry.where})", "dim")), console)
-
-    def line(label: str, text: str, error: float | None = None) -> None:
-        body = Text(text)
-        if error is not None:
-            body.append(f"  [{figure(error)}]", style=colour if label == "says" else "green")
-        print_hanging(Text.assemble(indent, (f"{label:<9}", "dim")), body, console)
-
-    line("says", r.entry.says, r.error)
-    if r.evidence:
-        line("note" if r.holds else "found", r.evidence)
-    if r.timing:
-        line("time", r.timing)
-    if not r.holds:
-        line("wrong", r.entry.wrong)
-        line("correct", r.entry.correct, r.corrected_error)

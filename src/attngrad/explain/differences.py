@@ -69,7 +69,7 @@ def _loss(t: Trace, name: str, index: tuple[int, ...], step: float) -> float:
 
 
 def _layer_loss(t: Trace, name: str, index: tuple[int, ...], step: float) -> float:
-    """<dY, Y> where one entry of an input, a weight, a bias or an unturned Q or K has moved by ``step``."""
+    """<dY, Y> where one entry of an input, a weight, a bias or a Q or K before RoPE has moved by ``step``."""
     moved = {n: a.value for n, a in t.items()}
     moved[name] = moved[name].copy()
     moved[name][index] += step

@@ -32,7 +32,7 @@ _GREEK = {"delta": r"\delta", "sigma": r"\sigma"}
 
 
 def escape(text: str) -> str:
-    """Any text as LaTeX; what is not plain ASCII as its code point, for no font is sure to have it."""
+    """Any text as LaTeX; what is not ASCII as its code point, for no font is sure to have it."""
     return "".join(_SPECIAL.get(c, c if " " <= c <= "~" else rf"{{\footnotesize U+{ord(c):04X}}}") for c in text)
 
 

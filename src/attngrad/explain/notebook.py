@@ -1,4 +1,4 @@
-"""A trace in a notebook: tables with signed heat, in plain HTML without script, safe to keep in the file."""
+"""A trace in a notebook: tables with signed heat, in HTML without script, safe to keep in the file."""
 
 from __future__ import annotations
 

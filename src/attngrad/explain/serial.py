@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 FORMAT, VERSION = "attngrad trace", 1
 
 
-def plain(x: Any) -> Any:
+def jsonable(x: Any) -> Any:
     """Nested lists of an array, or a number: floats that JSON cannot write as strings."""
     if isinstance(x, np.ndarray):
-        return plain(x.tolist())
+        return jsonable(x.tolist())
     if isinstance(x, list):
-        return [plain(a) for a in x]
+        return [jsonable(a) for a in x]
     return x if not isinstance(x, float) or math.isfinite(x) else str(x)
 
 
 def _array(values: Any, shape: list[int]) -> NDArray:
-    """``plain`` undone; the shape tells apart what is empty."""
+    """The inverse of ``jsonable``; the shape distinguishes empty arrays."""
     flat = np.array(values, dtype=object).reshape(-1)
     return np.array([float(a) for a in flat], np.float64).reshape(shape)
 
@@ -51,7 +51,7 @@ def dump(trace: Trace) -> str:
             "letters": rule.letters,
             "entry": rule.entry,
             "shape": step.shape,
-            "value": plain(step.value),
+            "value": jsonable(step.value),
         }
     document = {
         "format": FORMAT,
@@ -63,14 +63,14 @@ def dump(trace: Trace) -> str:
         "tokens": trace.tokens,
         "steps": steps,
         "invariants": [
-            {"claim": i.claim, "steps": i.steps, "error": plain(i.error), "holds": i.holds} for i in trace.invariants
+            {"claim": i.claim, "steps": i.steps, "error": jsonable(i.error), "holds": i.holds} for i in trace.invariants
         ],
     }
     return json.dumps(document, allow_nan=False)
 
 
 def _check_steps(x: Operands, rules: Mapping[str, Rule], values: Mapping[str, NDArray]) -> None:
-    """Steps are told by texts; those of attention have the letters of their rule, and the shapes that these say."""
+    """Steps are named by texts; those of attention have the letters of their rule, and the shapes that these say."""
     letters = {rule.name: rule.letters for rule in RULES}
     (t, s), d, e = x.scores_shape[-2:], x.q.shape[-1], x.v.shape[-1]
     sizes = {"i": t, "j": s, "d": d, "e": e}

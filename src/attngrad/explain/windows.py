@@ -103,6 +103,6 @@ def number(value: float, digits: int = 2) -> str:
 
 
 def shown(trace: Trace) -> list[str]:
-    """The steps worth showing: dZ is dS where there is no softcap, and sines tell nothing."""
-    plain = trace.options.softcap is None
-    return [n for n in trace if not (plain and n in ("dZ", "dZ_dot")) and not n.startswith(("cos_", "sin_"))]
+    """The steps worth showing: dZ is dS where there is no softcap, and sines and cosines explain nothing."""
+    no_softcap = trace.options.softcap is None
+    return [n for n in trace if not (no_softcap and n in ("dZ", "dZ_dot")) and not n.startswith(("cos_", "sin_"))]

@@ -1,4 +1,4 @@
-"""The second pass: what a side is worth, in float64, at given values of the names.
+"""The second pass: the value of a side, in float64, at given values of the names.
 
 Every index has an axis of its own in front of the matrix, of size 1 where the part does not depend on it: entries and
 rows of all indices are computed at once, and a sum over an index is a sum over its axis.

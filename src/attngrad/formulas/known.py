@@ -41,7 +41,7 @@ RIGHT: dict[str, tuple[str, ...]] = {
     "dW_K": ("X.T @ dK", "X.T @ dS.T @ Q{s}"),
     "dW_V": ("X.T @ dV", "X.T @ A.T @ dO"),
     "dX": ("dQ @ W_Q.T + dK @ W_K.T + dV @ W_V.T",),
-    # The derivative of a matrix at a matrix is told entry by entry: these replace both sides.
+    # The derivative of a matrix at a matrix is written entry by entry: these replace both sides.
     "dZ/dQ": ("dZ_ij/dQ_ab = I_ia * K_jb{s}",),
     "dZ/dK": ("dZ_ij/dK_ab = I_ja * Q_ib{s}",),
     "dS/dQ": ("dS_ij/dQ_ab = I_ia * K_jb{s}",),
@@ -137,8 +137,8 @@ def _canonical(target: Symbol) -> tuple[str, dict[str, str]]:
     forward = dict(zip(distinct, "ijkl", strict=False))
     free = [c for c in "ijklabcuvw" if c not in distinct]
     back = {c: free.pop(0) for c in "ijklab" if c not in forward.values()} if distinct else {}
-    plain = Symbol(target.name, tuple(forward[i] for i in target.indices))
-    return symbol_text(plain), back | {new: old for old, new in forward.items()}
+    renamed = Symbol(target.name, tuple(forward[i] for i in target.indices))
+    return symbol_text(renamed), back | {new: old for old, new in forward.items()}
 
 
 def right_forms(target: Symbol, style: str) -> list[Equation]:

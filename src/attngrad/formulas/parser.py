@@ -1,4 +1,4 @@
-r"""Tokens into a tree: a Pratt parser for plain formulas and LaTeX alike.
+r"""Tokens into a tree: a Pratt parser for plain text and LaTeX alike.
 
 From loose to tight: ``+ -``; the signs ``\odot``, ``\circ`` and ``o``; ``* / @ \cdot`` and factors side by side, from
 the left as in NumPy; a sign; ``.T``, ``^T`` and powers. Side by side and ``\cdot`` are the matrix product, as the
@@ -283,7 +283,7 @@ class Parser(Latex):
 
 
 def parse(text: str) -> tuple[Equation, ...]:
-    r"""The equations of a text, plain or LaTeX.
+    r"""The equations of a text, plain text or LaTeX.
 
     >>> from attngrad.formulas.tree import show
     >>> show(parse(r"\frac{\partial L}{\partial Q} = \frac{1}{\sqrt{d_k}} \frac{\partial L}{\partial S} \cdot K"))

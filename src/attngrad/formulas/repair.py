@@ -101,7 +101,7 @@ def _whole(x: Expression) -> Iterator[Edit]:
 
 
 def repair(equation: Equation, holds: Callable[[Equation], bool]) -> tuple[Equation, tuple[Edit, ...]] | None:
-    """The equation with its last side mended, and the edits; else with its first side; None where nothing helps."""
+    """The equation with its last side repaired, and the edits; else with its first side; None where nothing helps."""
     for at in (len(equation.sides) - 1, 0):
         others = {*equation.sides[:at], *equation.sides[at + 1 :]}
 

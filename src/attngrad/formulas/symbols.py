@@ -26,40 +26,24 @@ SHAPES: dict[str, Dims] = {
     "O": _N_V,
     "L": ("n", ONE),
     "delta": ("n", ONE),
-    "dO": _N_V,
-    "dA": _N_M,
-    "dS": _N_M,
-    "dZ": _N_M,
-    "dQ": _N_K,
-    "dK": _M_K,
-    "dV": _M_V,
-    "Q_dot": _N_K,
-    "K_dot": _M_K,
-    "V_dot": _M_V,
-    "S_dot": _N_M,
-    "A_dot": _N_M,
-    "O_dot": _N_V,
-    "L_dot": ("n", ONE),
-    "J": ("n", "m", "m"),
-    "p": ("n", "m", ONE),
-    "scale": SCALAR,
-    "d_k": SCALAR,
-    "d_v": SCALAR,
-    "n": SCALAR,
-    "m": SCALAR,
 }
+
+
+def _derivatives(shapes: dict[str, Dims], gradients: str, tangents: str = "") -> dict[str, Dims]:
+    """dX and X_dot have the shape of X."""
+    return {f"d{x}": shapes[x] for x in gradients.split()} | {f"{x}_dot": shapes[x] for x in tangents.split()}
+
+
+SHAPES |= _derivatives(SHAPES, "O A S Z Q K V", "Q K V S A O L")
+SHAPES |= {"J": ("n", "m", "m"), "p": ("n", "m", ONE)} | dict.fromkeys(("scale", "d_k", "d_v", "n", "m"), SCALAR)
 
 LAYER: dict[str, Dims] = {
     "X": ("n", "d_model"),
     "W_Q": ("d_model", "d_k"),
     "W_K": ("d_model", "d_k"),
     "W_V": ("d_model", "d_v"),
-    "dX": ("n", "d_model"),
-    "dW_Q": ("d_model", "d_k"),
-    "dW_K": ("d_model", "d_k"),
-    "dW_V": ("d_model", "d_v"),
-    "d_model": SCALAR,
 }
+LAYER |= _derivatives(LAYER, "X W_Q W_K W_V") | {"d_model": SCALAR}
 """The names of a layer of self-attention, one head: Q = X W_Q and so on."""
 
 # The derivative of a matrix at a matrix has four axes.

@@ -1,4 +1,4 @@
-r"""Text into tokens, plain or LaTeX; and the one error that a text can raise.
+r"""Text into tokens, plain text or LaTeX; and the one error that a text can raise.
 
 Marks that only place things (``\left``, ``&``, ``\,``, ``$``) leave no token. Every token knows where it stood, so
 that an error can point at it.

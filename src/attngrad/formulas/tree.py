@@ -14,7 +14,7 @@ from attngrad.formulas.symbols import KNOWN, SCALAR
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """Where in the text it stood, and how many operations stand one upon the other; neither tells trees apart."""
+    """Where in the text it stood, and how many operations stand one upon the other; neither takes part in equality."""
 
     position: int = field(default=0, compare=False, kw_only=True)
     height: int = field(init=False, default=0, compare=False, repr=False)

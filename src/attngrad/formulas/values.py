@@ -1,4 +1,4 @@
-"""The names of the language at a case: what each is worth by the reference and the complex step, found when used."""
+"""The names of the language at a case: its value by the reference and the complex step, computed on first use."""
 
 from __future__ import annotations
 

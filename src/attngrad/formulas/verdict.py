@@ -43,7 +43,7 @@ _FACTORS: tuple[tuple[str, Callable[[float], float], str], ...] = (
 
 
 def audit_formula(text: str, *, scale: float | None = None, seed: int = 0) -> FormulaReport:
-    r"""Read a formula of attention, plain or LaTeX, and judge it: it holds, has a wrong shape, or is wrong.
+    r"""Read a formula of attention, in plain text or LaTeX, and judge it: it holds, has a wrong shape, or is wrong.
 
     Every name has its true value (by the reference and the complex step, in float64) at random inputs of awkward sizes:
     n queries, m keys, d_k features of Q and K, d_v of V. The sides must have one shape and be equal to rounding. For a
@@ -60,7 +60,7 @@ def audit_formula(text: str, *, scale: float | None = None, seed: int = 0) -> Fo
     equations = parse(text)
     used = names(*(side for equation in equations for side in equation.sides))
     at = cases(used, scale, seed)
-    with np.errstate(all="ignore"):  # a formula may overflow; that is told, not warned of
+    with np.errstate(all="ignore"):  # a formula may overflow; the report says so
         judged = [_Audit(text, equation, at, used, scale).report() for equation in equations]
     return _together(text, judged)
 
@@ -142,7 +142,7 @@ class _Audit:
                 self.text, "wrong shape", formula, drawn, formula, None, own, ("stated-shape",), why, (fault.message,)
             )
         if fault is not None:
-            corrected, error, ids, why = self.mend(fits=False)
+            corrected, error, ids, why = self.correct(fits=False)
             notes = self.where_sizes_agree()
             return FormulaReport(
                 self.text, "wrong shape", formula, drawn, corrected, None, error, ids, why, (fault.message, *notes)
@@ -155,7 +155,7 @@ class _Audit:
             if len(set(self.equation.sides)) == 1:
                 notes = ("both sides are the same, so it says nothing",)
             return FormulaReport(self.text, "holds", formula, drawn, None, worst, None, (), "", notes)
-        corrected, error, ids, why = self.mend(fits=True)
+        corrected, error, ids, why = self.correct(fits=True)
         notes = (*notes, *self.where_sizes_agree())
         return FormulaReport(self.text, "wrong", formula, drawn, corrected, worst, error, ids, why, notes)
 
@@ -223,18 +223,18 @@ class _Audit:
         """The name that the equation is for: the first side that is a name alone."""
         return next((s for s in self.equation.sides if isinstance(s, Symbol)), None)
 
-    def mend(self, fits: bool) -> tuple[str | None, float | None, tuple[str, ...], str]:
+    def correct(self, fits: bool) -> tuple[str | None, float | None, tuple[str, ...], str]:
         """The right formula and its error, the ids of the mistakes, and what they are in words."""
         forms = [] if self.target is None else known.nearest_right_forms(self.target, self.used, self.style)
         right = next((form for form in forms if self.holds_alone(form)), None)  # some are right without dropout only
         ids, why = self.recognise() if fits and self.target is not None else ((), "")
         if right is None or not ids:
-            mended = repair(self.equation, self.holds_alone)
-            if mended is not None:
-                ids = tuple(dict.fromkeys(edit.id for edit in mended[1]))
-                why = "; ".join(edit.words for edit in mended[1])
+            repaired = repair(self.equation, self.holds_alone)
+            if repaired is not None:
+                ids = tuple(dict.fromkeys(edit.id for edit in repaired[1]))
+                why = "; ".join(edit.words for edit in repaired[1])
                 why = f"{'T' + why[1:] if why.startswith('the') else why}."  # a name keeps its case
-                right = right or mended[0]
+                right = right or repaired[0]
         if right is None:
             return None, None, ids, why
         return show(right), self.worst_error(right), ids, why

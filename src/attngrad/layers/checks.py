@@ -19,7 +19,7 @@ PARAMETERS = ("w_q", "w_k", "w_v", "w_o", "b_q", "b_k", "b_v", "b_o")
 
 
 class Config(NamedTuple):
-    """What a layer is apart from its parameters."""
+    """The configuration of a layer: all but its parameters."""
 
     num_heads: int
     num_kv_heads: int

@@ -13,7 +13,7 @@ from attngrad.core.arrays import NDArray
 
 
 def _flat(x: NDArray) -> NDArray:
-    """``(..., I)`` as ``(N, I)``: one product of matrices in place of one a batch entry."""
+    """``(..., I)`` as ``(N, I)``: one product of matrices in place of one per batch entry."""
     return x.reshape(-1, x.shape[-1])
 
 

@@ -10,9 +10,9 @@ from unittest.mock import Mock
 
 import ml_dtypes
 import numpy as np
+import torch
 from numpy.lib.stride_tricks import as_strided
 
-import torch
 from bad_inputs.row import Row
 
 NDArray = np.ndarray

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+import torch
 
 import attngrad.jax as of_jax
 import attngrad.torch as of_torch
 import attngrad.transformers as of_transformers
-import jax
-import torch
 from bad_inputs.row import Errors, Row
 
 RNG = np.random.default_rng(2)

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 
 import attngrad
-import torch
 from attngrad import MultiHeadAttention, optim
 from bad_inputs.arrays import Raising
 from bad_inputs.row import Errors, Row

@@ -1,8 +1,8 @@
-// The mistakes of the documents that this project starts from; `refs` are their numbers in `attngrad errata`.
+// The mistakes of the documents that this project starts from; `refs` are their ids in `attngrad errata`.
 
 const MISTAKES = [
   {
-    id: "mean", label: "mean for weighted sum", refs: "001-16",
+    id: "mean", label: "mean for weighted sum", refs: "back-pass-16",
     says: "dS = A o dA - mean(A o dA)", right: "dS = A o dA - A o rowsum(A o dA)",
     why: "The mean of a row is not its weighted sum; it is right only where every key weighs the same.",
     wrong: {
@@ -13,7 +13,7 @@ const MISTAKES = [
     },
   },
   {
-    id: "mix", label: "rows mixed", refs: "001-5, 001-31",
+    id: "mix", label: "rows mixed", refs: "back-pass-5, back-pass-31",
     says: "dS = A o dA - A dA^T A", right: "dS = A o (dA - rowsum(A o dA))",
     why: "The softmax acts on each row alone: of A dA^T only the diagonal belongs.",
     wrong: {
@@ -24,7 +24,7 @@ const MISTAKES = [
     },
   },
   {
-    id: "columns", label: "column sums", refs: "001-34",
+    id: "columns", label: "column sums", refs: "back-pass-34",
     says: "dS = A o (dA - sum_i A_i dA_i)", right: "dS = A o (dA - rowsum(A o dA))",
     why: "The sum must run along each row, over the keys, not down the queries.",
     wrong: {
@@ -36,7 +36,7 @@ const MISTAKES = [
     },
   },
   {
-    id: "one-jacobian", label: "one Jacobian", refs: "001-28",
+    id: "one-jacobian", label: "one Jacobian", refs: "back-pass-28",
     says: "dS = dA J, with the J of the first row", right: "dS_i = dA_i J_i, one J for each row i",
     why: "Each row has a softmax of its own, and so a Jacobian of its own.",
     wrong: {
@@ -48,37 +48,37 @@ const MISTAKES = [
     },
   },
   {
-    id: "skip-softmax", label: "softmax skipped", refs: "000-5, 000-7",
+    id: "skip-softmax", label: "softmax skipped", refs: "equation-z-5, equation-z-7",
     says: "dQ = dA K, dK = dA^T Q", right: "dQ = scale dS K, dK = scale dS^T Q",
     why: "dA is the gradient after the softmax. Its Jacobian is skipped, and the scale with it.",
     wrong: { gradientsUnscaled: true, dS: ({ dA }) => dA },
   },
   {
-    id: "forget-scale", label: "scale forgotten", refs: "000-5, 003-12",
+    id: "forget-scale", label: "scale forgotten", refs: "equation-z-5, explicit-formula-12",
     says: "dQ = dS K, dK = dS^T Q", right: "dQ = scale dS K, dK = scale dS^T Q",
     why: "Right for scale 1. With 1/sqrt(D) in the scores the chain rule brings it back in dQ and dK.",
     wrong: { gradientsUnscaled: true },
   },
   {
-    id: "transpose-dk", label: "dK transposed", refs: "001-8",
+    id: "transpose-dk", label: "dK transposed", refs: "back-pass-8",
     says: "dK = scale Q^T dS", right: "dK = scale dS^T Q",
     why: "That is the transpose of dK: D x S where dK is S x D.",
     wrong: { dKTransposed: true },
   },
   {
-    id: "unturned-dv", label: "A unturned in dV", refs: "001-15",
+    id: "unturned-dv", label: "A unturned in dV", refs: "back-pass-15",
     says: "dV = A dO", right: "dV = A^T dO",
     why: "transpose(0, 1, 2, 3) leaves every axis where it is.",
     wrong: { dVUnturned: true },
   },
   {
-    id: "unscaled-scores", label: "unscaled scores", refs: "000-2, 001-32",
+    id: "unscaled-scores", label: "unscaled scores", refs: "equation-z-2, back-pass-32",
     says: "A = softmax(Q K^T)", right: "A = softmax(scale Q K^T)",
     why: "The scale is gone from the scores: another function, and so are all its gradients.",
     wrong: { scoresUnscaled: true },
   },
   {
-    id: "no-maximum", label: "no maximum in exp", refs: "002-5",
+    id: "no-maximum", label: "no maximum in exp", refs: "transformer-5",
     says: "A = exp(S) / rowsum(exp(S))", right: "A = exp(S - max) / rowsum(exp(S - max))",
     why: "Equal on paper. In float64 exp overflows above 709: put 9999 into Q to see it.",
     wrong: { noMaximum: true },
