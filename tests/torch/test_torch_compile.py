@@ -8,7 +8,7 @@ from torch.autograd import forward_ad
 
 import attngrad.torch as bridge
 from attngrad.torch import _ops
-from attngrad.torch._passes import bind_inputs, bind_numbers
+from attngrad.torch._passes import bind_inputs, passes_of
 from cases import EVERYTHING, Shape, label, make
 from tests.torch.test_torch import problem
 
@@ -28,7 +28,7 @@ def arguments(names, dtype=torch.float64):
         if name in options:
             options[name] = options[name].to(dtype).requires_grad_()
     q, k, v = (torch.tensor(x, dtype=dtype, requires_grad=True) for x in case.qkv)
-    o = bind_numbers("attention", q.shape[-1], options)
+    o = passes_of("attention", q, options).options
     return case, _ops._arguments(_ops._numbers_of(o), bind_inputs("attention", q, k, v, o, options))
 
 

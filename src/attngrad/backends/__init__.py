@@ -6,6 +6,7 @@ A new one is a folder with the functions of ``protocol.Backend``, and a line of 
 from __future__ import annotations
 
 import importlib
+from functools import lru_cache
 from typing import NamedTuple, cast
 
 from attngrad.backends.protocol import Backend
@@ -36,6 +37,7 @@ def get(name: str) -> Backend:
     return cast(Backend, importlib.import_module(REGISTRY[name].module))
 
 
+@lru_cache
 def find(library: str, device: str) -> Backend:
     """The backend for arrays of a library on a device: the first of the registry that has it.
 

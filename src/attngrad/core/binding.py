@@ -108,20 +108,19 @@ def bind(
     if not options:
         return Operands(q, k, v, offset=default_offset(q, k)), default, False
 
-    reject_unknown(function, options)
     x = Operands(q, k, v)
-    numbers: dict[str, Any] = {}
-    arrays: dict[str, Any] = {}
-    for name, row in OPTIONS.items():
-        value = options.get(name, row.default)
-        if value is None and row.default is None:
+    numbers: dict[str, Any] = {"scale": default.scale}
+    arrays: dict[str, Any] = {"offset": default_offset(q, k)}
+    for name, value in options.items():
+        row = OPTIONS.get(name)
+        if row is None:
+            reject_unknown(function, (name,))
+        elif value is None and row.default is None:
             continue
-        if not row.kind.is_array:
+        elif not row.is_array:
             numbers[name] = row.check(function, value, x)
         else:
             arrays[name] = row.check(function, _base_arrays(function, row, value) if kernels else value, x)
-    numbers.setdefault("scale", default.scale)
-    arrays.setdefault("offset", default_offset(q, k))
     o = Options(**numbers)
     option_checks.seed_beside(function, o.dropout, o.seed)
     if kernels:

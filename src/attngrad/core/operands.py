@@ -124,7 +124,7 @@ def flatten(options: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in options.items():
         row = OPTIONS.get(name)
-        if value is None or row is None or not (row.kind.is_array or row.kind is Kind.SEED):
+        if value is None or row is None or not (row.is_array or row.kind is Kind.SEED):
             continue
         if row.kind is Kind.IDS:
             found |= {f"q_{name}": value[0], f"k_{name}": value[1]}

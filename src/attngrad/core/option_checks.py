@@ -29,6 +29,8 @@ FAR = 2**61
 """Offsets stay below this, and sides of a window below twice this: a position and a side then fit into 64 bits."""
 _POWERS = {np.dtype(np.float64): 1000, np.dtype(np.float32): 100}
 """A softcap c is from 2**-n to 2**n in the dtype it is computed in: neither z/c nor c tanh(z/c) loses digits."""
+_LARGEST = {dtype: float(np.finfo(str(dtype)).max) / 2 for dtype in _POWERS}
+"""What scale over softcap may be, in the dtype it is computed in."""
 
 # --- numbers --------------------------------------------------------------------------------------------------------
 
@@ -91,13 +93,15 @@ def seed_beside(function: str, rate: float, number: Any) -> None:
 
 def magnitudes(function: str, o: Any, dtype: Any) -> None:
     """What the numbers ask of one another, and of the dtype that inputs of ``dtype`` are computed in."""
+    if o.softcap is None and abs(o.scale) < 1e37:
+        return
     wide = ACCUMULATE.get(dtype, dtype)
     if wide not in _POWERS:  # of the reference, which computes in any
         return
     n, cap = _POWERS[wide], 1.0 if o.softcap is None else o.softcap
     if not 2.0**-n <= cap <= 2.0**n:
         fail(ValueError, function, "softcap", f"be from 2**-{n} to 2**{n} in {wide}", cap, "None means no cap.")
-    if abs(o.scale) / min(cap, 1.0) > float(np.finfo(wide).max) / 2:
+    if abs(o.scale) / min(cap, 1.0) > _LARGEST[wide]:
         over = "" if o.softcap is None else f" over a softcap of {cap}"
         fail(ValueError, function, "scale", f"be finite in {wide}", f"{o.scale}{over}", "Scale q or k instead.")
 

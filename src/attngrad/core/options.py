@@ -8,10 +8,10 @@ of ``attngrad explain``. An option that a layer does not know is an error there.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field, make_dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, make_dataclass, replace
 from enum import Enum
-from typing import Annotated, Any, NamedTuple, TypedDict, get_type_hints
+from typing import Annotated, Any, TypedDict, get_type_hints
 
 from attngrad.core import option_checks as check
 from attngrad.core.arrays import Array
@@ -35,7 +35,8 @@ class Kind(Enum):
         return self in (Kind.PLANE, Kind.PER_HEAD, Kind.IDS, Kind.OFFSET)
 
 
-class Option(NamedTuple):
+@dataclass(frozen=True)
+class Option:
     """One row. ``check(function, value, x)`` gives the value, checked beside the operands ``x``, or raises.
 
     ``resolved``: bind finds a value where none is given, so that Options and Operands always have one.
@@ -47,6 +48,11 @@ class Option(NamedTuple):
     resolved: bool = False
     differentiable: bool = False
     name: str = ""
+    is_array: bool = field(init=False)
+    """Whether it is part of Operands."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "is_array", self.kind.is_array)
 
 
 class ScoreArguments(TypedDict, total=False):
@@ -72,15 +78,15 @@ class OptionArguments(ScoreArguments, total=False):
 
 
 OPTIONS: Mapping[str, Option] = {
-    name: hint.__metadata__[0]._replace(name=name)
+    name: replace(hint.__metadata__[0], name=name)
     for name, hint in get_type_hints(ScoreArguments, include_extras=True).items()
 }
 OPTION_NAMES = (*OPTIONS, "return_lse")
-STATIC = tuple(row for row in OPTIONS.values() if not row.kind.is_array)
+STATIC = tuple(row for row in OPTIONS.values() if not row.is_array)
 """The options of Options."""
 ARRAYS = tuple(
     sorted(
-        (row for row in OPTIONS.values() if row.kind.is_array),
+        (row for row in OPTIONS.values() if row.is_array),
         key=lambda row: (not row.differentiable, row.kind is Kind.OFFSET),
     )
 )
@@ -107,7 +113,7 @@ class Options(_Static):  # type: ignore[misc]
     __slots__ = ()
 
 
-def reject_unknown(function: str, options: Mapping[str, object], known: Sequence[str] = OPTION_NAMES) -> None:
+def reject_unknown(function: str, options: Iterable[str], known: Sequence[str] = OPTION_NAMES) -> None:
     """Every option is ``known``; else a TypeError that suggests the nearest name."""
     for name in options:
         if name not in known:

@@ -24,7 +24,7 @@ from attngrad.distributed._agreement import Record, agree, failed
 from attngrad.distributed._layout import Layout, check_layout
 from attngrad.distributed._transport import TIMEOUT, Ring, check_timeout, find_group
 from attngrad.torch._functions import N_DIFFERENTIABLE, Attention, recorded
-from attngrad.torch._passes import bind_inputs, bind_numbers, given
+from attngrad.torch._passes import bind_inputs, given, passes_of
 from attngrad.torch._private import forward_mode_active
 from attngrad.torch._tensors import Inputs, check_tensor, numpy_dtype, to_array, to_tensor, wide_dtype
 
@@ -112,7 +112,7 @@ _SAME: tuple[tuple[str, type[Exception]], ...] = (
     ("layout", ValueError),
     ("dtype", TypeError),
     *((name, ValueError) for name in _SHAPES),
-    *((row.name, ValueError) for row in (*STATIC, *ARRAYS) if not row.kind.is_array or row.kind is Kind.OFFSET),
+    *((row.name, ValueError) for row in (*STATIC, *ARRAYS) if not row.is_array or row.kind is Kind.OFFSET),
     ("return_lse", ValueError),
     *((_given(row), TypeError if row.differentiable else ValueError) for row in ARRAYS if row.kind is not Kind.OFFSET),
     ("whether a gradient is asked for", ValueError),
@@ -137,8 +137,7 @@ class _Local(NamedTuple):
         given = {key: x for key, x in options.items() if x is not None or key not in _OPTIONAL}
         for key, x in (("q", q), ("k", k), ("v", v)):
             check_tensor(NAME, key, x)
-        numbers = bind_numbers(NAME, q.shape[-1] if q.ndim else 0, given)
-        flat = bind_inputs(NAME, q, k, v, numbers, given)._asdict()
+        flat = bind_inputs(NAME, q, k, v, passes_of(NAME, q, given).options, given)._asdict()
         for key in NUMBERS:
             if isinstance(flat[key], Tensor):
                 flat[key] = to_array(flat[key])

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from attngrad import backends
 from attngrad.core import option_checks
 from attngrad.core.checks import check_flag, fail
 from attngrad.core.options import OPTION_NAMES, OptionArguments, ScoreArguments, reject_unknown
 from attngrad.torch import _direct, _functions, _ops, _private
-from attngrad.torch._passes import NUMBERS, Passes, bind_inputs, bind_numbers
+from attngrad.torch._passes import NUMBERS, bind_inputs, passes_of
 from attngrad.torch._tensors import Inputs, check_tensor, wide_dtype
 
 SDPA_OPTIONS = (
@@ -76,7 +75,7 @@ def _eager(function: str, q: Tensor, k: Tensor, v: Tensor, options: Any) -> Any:
     want_lse = check_flag(function, "return_lse", options.get("return_lse", False))
     only_numbers = options.keys() <= _NUMBERS
     if only_numbers and (number := _direct.type_of(q, k, v)) is not None:
-        passes = _passes_of(function, q, options)
+        passes = passes_of(function, q, options)
         if options:
             option_checks.magnitudes(function, passes.options, _direct.COMPUTED[number])
         if passes.backend.by_address is not None:
@@ -88,7 +87,7 @@ def _eager(function: str, q: Tensor, k: Tensor, v: Tensor, options: Any) -> Any:
     flat = q.ndim == k.ndim == v.ndim == 2  # one head
     if flat:
         q, k, v = q[None], k[None], v[None]
-    passes = _passes_of(function, q, options)
+    passes = passes_of(function, q, options)
     x = Inputs(q, k, v) if only_numbers else bind_inputs(function, q, k, v, passes.options, options)
     out, lse = _functions.attention(passes, x)
     if flat:
@@ -105,11 +104,6 @@ _break_graph = torch.compiler.disable(  # type: ignore[no-untyped-call]
 
 
 _NUMBERS = NUMBERS - {"dropout"} | {"return_lse"}  # dropout comes with a seed
-
-
-def _passes_of(function: str, q: Tensor, options: Any) -> Passes:
-    o = bind_numbers(function, q.shape[-1] if q.ndim else 0, options)
-    return Passes(o, backends.find("torch", q.device.type))
 
 
 def scaled_dot_product_attention(

@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from attngrad.core.operands import DIFFERENTIABLE, INPUT_NAMES
+from attngrad.core.operands import DIFFERENTIABLE, INPUT_NAMES, QKV
 from attngrad.torch import _private, _vmap
 from attngrad.torch._passes import AnyPasses, KeptArrays, Passes, Tensors
 from attngrad.torch._tensors import Inputs
@@ -197,7 +197,12 @@ class Direct(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, kept: Any, results: tuple[Tensor, ...], *inputs: Any) -> tuple[Tensor, ...]:
         ctx.kept = kept
-        _Function.keep(ctx, (kept.passes, *inputs))
+        if len(inputs) == len(QKV):  # tensors, all of them
+            ctx.passes, ctx.numbers = kept.passes, {}
+            ctx.set_materialize_grads(False)
+            ctx.save_for_backward(*inputs)
+        else:
+            _Function.keep(ctx, (kept.passes, *inputs))
         return results
 
     @staticmethod

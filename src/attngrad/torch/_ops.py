@@ -22,7 +22,7 @@ from attngrad.core.options import STATIC, Kind, Option, Options
 from attngrad.core.spec import Spec
 from attngrad.torch import _functions, _private
 from attngrad.torch._functions import N_DIFFERENTIABLE
-from attngrad.torch._passes import Passes, bind_inputs, bind_numbers
+from attngrad.torch._passes import Passes, bind_inputs, passes_of
 from attngrad.torch._tensors import Inputs, wide_dtype
 
 _DEVICE = "cpu"
@@ -96,9 +96,8 @@ def _bind(args: Sequence[Any]) -> tuple[Passes, Inputs]:
         if i.name in NUMBERS and given[f"{i.name}_tensor"] is not None:
             x[i.name] = given[f"{i.name}_tensor"]
     q = given["q"]
-    o = bind_numbers("attention", q.shape[-1], numbers)
-    inputs = bind_inputs("attention", q, given["k"], given["v"], o, unflatten(x))
-    return Passes(o, backends.find("torch", q.device.type)), inputs
+    passes = passes_of("attention", q, numbers)
+    return passes, bind_inputs("attention", q, given["k"], given["v"], passes.options, unflatten(x))
 
 
 def _arguments(numbers: Mapping[str, Any], x: Inputs) -> tuple[Any, ...]:

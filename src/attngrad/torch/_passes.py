@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attngrad import backends
 from attngrad.backends.protocol import Backend
 from attngrad.core import option_checks
 from attngrad.core.binding import bind
@@ -37,20 +38,24 @@ _ONE = np.dtype(np.float64)
 
 
 @lru_cache(maxsize=1024, typed=True)
-def _numbers(function: str, features: int, given: tuple[tuple[str, Any], ...]) -> Options:
+def _passes(function: str, device: str, features: int, *given: tuple[str, Any]) -> Passes:
     one = Spec((1, features), _ONE)
-    return replace(bind(function, one, one, one, {**dict(given), **_SEEDS})[1], **dict.fromkeys(_SEEDS))
+    o = bind(function, one, one, one, {**dict(given), **_SEEDS})[1]
+    return Passes(replace(o, **dict.fromkeys(_SEEDS)), backends.find("torch", device))
 
 
-def bind_numbers(function: str, features: int, options: Any) -> Options:
-    """The options that are numbers, checked; of ``options``, the others are left alone."""
-    given = tuple(
+def passes_of(function: str, q: Tensor, options: Any) -> Passes:
+    """The passes for the device of ``q``, with the options that are numbers, checked; the others are left alone."""
+    features = q.shape[-1] if q.ndim else 0
+    if not options:
+        return _passes(function, q.device.type, features)
+    given = [
         (name, tuple(value) if isinstance(value, list) else value) for name, value in options.items() if name in NUMBERS
-    )
+    ]
     try:
-        return _numbers(function, features, given)
+        return _passes(function, q.device.type, features, *given)
     except TypeError:  # what does not hash is not valid, nor is what the checks refuse: let them say so, uncached
-        return _numbers.__wrapped__(function, features, given)
+        return _passes.__wrapped__(function, q.device.type, features, *given)
 
 
 def bind_inputs(function: str, q: Tensor, k: Tensor, v: Tensor, o: Options, options: Any) -> Inputs:
@@ -68,7 +73,7 @@ def bind_inputs(function: str, q: Tensor, k: Tensor, v: Tensor, o: Options, opti
                 row.check(function, value, Operands(one, one, one))
         elif row.kind is Kind.OFFSET and not isinstance(value, Tensor):
             check_integer(function, name, value)
-        elif row.kind.is_array:
+        elif row.is_array:
             check_tensor(function, name, value)
         elif row.kind is Kind.SEED:
             check_seed(function, value)

@@ -14,7 +14,7 @@ from attngrad.core.philox import keep_mask
 from attngrad.reference import SoftCap
 from attngrad.reference.dense import visibility
 from attngrad.torch._attention import attention
-from attngrad.torch._passes import bind_numbers, check_seed
+from attngrad.torch._passes import check_seed, passes_of
 from attngrad.torch._tensors import wide_dtype
 
 
@@ -38,7 +38,7 @@ def attention_weights(q: Tensor, k: Tensor, lse: Tensor | None = None, **options
         undropped: Any = {key: x for key, x in options.items() if key not in ("dropout", "seed")}
         _, lse = attention(q, k, k, **undropped | {"return_lse": True})
     wide = wide_dtype(q.dtype)
-    o = bind_numbers(name, q.shape[-1], options)
+    o = passes_of(name, q, options).options
     flat = {i: y for i, y in flatten(options).items() if i != "seed"}
     x, _ = assemble(o, {"q": q, "k": k, "v": k, **flat})
     if x.group > 1:

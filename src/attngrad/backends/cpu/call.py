@@ -12,6 +12,7 @@ from attngrad import _native
 from attngrad.backends.cpu.arrays import bits, contiguous, plane, rows, segment_ids
 from attngrad.backends.merge import widen
 from attngrad.core.arrays import Array
+from attngrad.core.dtypes import BFLOAT16
 from attngrad.core.operands import Operands, Tangents
 from attngrad.core.options import ARRAYS, STATIC, Kind, Options
 
@@ -25,28 +26,43 @@ def static_fields(o: Options) -> dict[str, Any]:
     return fields
 
 
+_LAST = 3 + len(ARRAYS) - 1
+"""Where the offset is in Operands."""
+_OFFSET = ARRAYS[-1].name
+
+
 def call(x: Operands, o: Options, *, bias: Array | None = None, natural: bool = False) -> _native.Call:
     """A problem for the compiled passes. ``bias`` is ``plane(x.bias)`` where that is there already.
 
     ``natural``: row maxima in natural units, whatever is given; see ``Saved``.
     """
-    fields = {**static_fields(o)}
-    for row, value in zip(ARRAYS, x[3:], strict=False):
+    q, k, v = rows(x.q), rows(x.k), rows(x.v)
+    if q.dtype == BFLOAT16:
+        q, k, v = bits(q), bits(k), bits(v)
+    offset = x[_LAST]
+    fields = static_fields(o).copy()
+    fields[_OFFSET] = offset if isinstance(offset, int) else _offsets(x)
+    for value in x[3:_LAST]:
+        if value is not None:
+            _add_arrays(fields, x, bias)
+            break
+    if o.dropout:
+        fields["origin"] = x.origin
+    if natural:
+        fields["natural"] = True
+    return _native.Call(q, k, v, fields)
+
+
+def _add_arrays(fields: dict[str, Any], x: Operands, bias: Array | None) -> None:
+    for row, value in zip(ARRAYS, x[3:_LAST], strict=False):
         if value is None:
             continue
-        if row.kind is Kind.OFFSET:
-            fields[row.name] = value if isinstance(value, int) else _offsets(x)
-        elif row.kind is Kind.IDS:
+        if row.kind is Kind.IDS:
             fields[f"q_{row.name}"], fields[f"k_{row.name}"] = segment_ids(x, value)
         elif row.kind is Kind.PER_HEAD:
             fields[row.name] = contiguous(widen(value))
         else:
             fields[row.name] = bits(bias if row.name == "bias" and bias is not None else plane(value, x))
-    if o.dropout:
-        fields["origin"] = x.origin
-    if natural:
-        fields["natural"] = True
-    return _native.Call(bits(rows(x.q)), bits(rows(x.k)), bits(rows(x.v)), fields)
 
 
 def _offsets(x: Operands) -> Array:
