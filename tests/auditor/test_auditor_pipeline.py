@@ -103,7 +103,7 @@ def compute(case, dtype, *variants):
     given = {**case.given, "candidate_dtype": np.dtype(np.float64)}
     for v in variants:
         if v.fit is not None:
-            given["fitted"] = 0.1 if "input_gradient" in v.steps else None
+            given["fitted"] = 0.1 if "dquery" in v.steps else None
     p = Pipeline(given, dtype, [v.steps for v in variants], exact)
     new = False
     with np.errstate(all="ignore"):

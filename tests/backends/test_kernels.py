@@ -18,7 +18,7 @@ from tiers import first
 import attngrad
 from attngrad import Gradients, _native, reference
 from attngrad.backends.cpu import kernels
-from attngrad.core.options import bind
+from attngrad.core.options import OptionArguments, bind
 from attngrad.testing import relative_error
 
 NARROW = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -451,7 +451,7 @@ def test_out_may_be_overwritten_before_the_pullback():
 def test_all_options_are_in_the_table():
     """A new option must enter the table that feeds these tests."""
     covered = set().union(*(builder(np.random.default_rng(0), Shape()) for builder in OPTIONS.values()))
-    assert covered | {"return_lse"} == set(reference.OptionArguments.__annotations__)
+    assert covered | {"return_lse"} == set(OptionArguments.__annotations__)
 
 
 def test_what_the_kernels_are_given_is_aligned():

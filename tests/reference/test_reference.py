@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import torch
 from attngrad import reference, testing
-from attngrad.core.options import Gradients
+from attngrad.core.options import Gradients, bind
 from attngrad.testing import complex_step_hvp, complex_step_jvp, complex_step_vjp, relative_error
 
 COMBINATIONS = [*SINGLES, *PAIRS, EVERYTHING]
@@ -161,7 +161,7 @@ def test_every_result_keeps_a_narrow_dtype(names, dtype):
     c = make(names)
     narrow = c.cast(dtype)
     narrow.dlse, narrow.dlse_dot = narrow.dlse.astype(dtype), narrow.dlse_dot.astype(dtype)
-    x, o, _ = reference.bind("test", *narrow.qkv, narrow.options, kernels=False)
+    x, o, _ = bind("test", *narrow.qkv, narrow.options, kernels=False)
     f = reference.forward(x, o)
     b = reference.backward(x, o, f, narrow.dout)
     ft = reference.forward_tangent(x, o, f, narrow.t)
@@ -307,7 +307,7 @@ def test_the_oracles_notice_a_wrong_gradient():
         planted = gradient.copy()
         planted.flat[planted.argmax()] *= 1 + 1e-9
         assert errors(truth._replace(**{name: planted}), truth)[name] > EXACT
-    x, o, _ = reference.bind("test", *c.qkv, c.options, kernels=False)
+    x, o, _ = bind("test", *c.qkv, c.options, kernels=False)
     f = reference.forward(x, o)
     wrong = f.weights * (c.dout @ np.repeat(c.v, 2, axis=-3).swapaxes(-1, -2))  # Omega without the row term
     dq = o.scale * wrong @ np.repeat(c.k, 2, axis=-3)

@@ -3,12 +3,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from attngrad.auditor.pipeline import Pipeline, Undefined, layer_step
+from attngrad.auditor.steps import Undefined
 from attngrad.reference.dense import matmul, transpose
+from attngrad.reference.table import Step, parameters
+
+LAYER_STEPS: dict[str, Step] = {}
+"""The steps that the layer adds, by name; their parameters are what they read."""
+
+
+def layer_step(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Register a step of the layer under its own name."""
+    LAYER_STEPS[function.__name__] = Step(function, parameters(function))
+    return function
 
 
 def split_heads(x: Any, heads: int) -> Any:
@@ -30,134 +41,134 @@ def per_token(x: Any, w: Any) -> Any:
     return matmul(x, w)
 
 
-@layer_step
-def split(p: Pipeline) -> Any:
-    """How heads are split, as a function."""
-    return split_heads
-
-
-@layer_step
-def merge(p: Pipeline) -> Any:
-    """How heads are merged, as a function."""
-    return merge_heads
-
-
-@layer_step
-def split_back(p: Pipeline) -> Any:
-    """How the backward splits, which inverts the merge."""
-    return split_heads
-
-
-@layer_step
-def merge_back(p: Pipeline) -> Any:
-    return merge_heads
-
-
-@layer_step
-def q(p: Pipeline) -> Any:
-    return p.split(per_token(p.query, p.w_q), p.num_heads)
-
-
-@layer_step
-def k(p: Pipeline) -> Any:
-    return p.split(per_token(p.key, p.w_k), p.num_kv_heads)
-
-
-@layer_step
-def v(p: Pipeline) -> Any:
-    return p.split(per_token(p.value, p.w_v), p.num_kv_heads)
-
-
-@layer_step
-def merged(p: Pipeline) -> Any:
-    return p.merge(p.out)
-
-
-@layer_step
-def y(p: Pipeline) -> Any:
-    return per_token(p.merged, p.w_o)
-
-
-@layer_step
-def dmerged(p: Pipeline) -> Any:
-    return per_token(p.dy, transpose(p.w_o))
-
-
-@layer_step
-def dout(p: Pipeline) -> Any:
-    return p.split_back(p.dmerged, p.num_heads)
-
-
 def outer(x: Any, dx: Any) -> Any:
     """x^T dx, summed over batch and tokens."""
     return per_token(transpose(x.reshape(-1, x.shape[-1])), dx.reshape(-1, dx.shape[-1]))
 
 
 @layer_step
-def weight_gradient(p: Pipeline) -> Any:
+def split() -> Any:
+    """How heads are split, as a function."""
+    return split_heads
+
+
+@layer_step
+def merge() -> Any:
+    """How heads are merged, as a function."""
+    return merge_heads
+
+
+@layer_step
+def split_back() -> Any:
+    """How the backward splits, which inverts the merge."""
+    return split_heads
+
+
+@layer_step
+def merge_back() -> Any:
+    return merge_heads
+
+
+@layer_step
+def q(query: Any, w_q: Any, split: Any, num_heads: int) -> Any:
+    return split(per_token(query, w_q), num_heads)
+
+
+@layer_step
+def k(key: Any, w_k: Any, split: Any, num_kv_heads: int) -> Any:
+    return split(per_token(key, w_k), num_kv_heads)
+
+
+@layer_step
+def v(value: Any, w_v: Any, split: Any, num_kv_heads: int) -> Any:
+    return split(per_token(value, w_v), num_kv_heads)
+
+
+@layer_step
+def merged(out: Any, merge: Any) -> Any:
+    return merge(out)
+
+
+@layer_step
+def y(merged: Any, w_o: Any) -> Any:
+    return per_token(merged, w_o)
+
+
+@layer_step
+def dmerged(dy: Any, w_o: Any) -> Any:
+    return per_token(dy, transpose(w_o))
+
+
+@layer_step
+def dout(dmerged: Any, split_back: Any, num_heads: int) -> Any:
+    return split_back(dmerged, num_heads)
+
+
+@layer_step
+def weight_gradient() -> Any:
     """How dW comes from an input and an output gradient, as a function."""
     return outer
 
 
 @layer_step
-def input_gradient(p: Pipeline) -> Any:
-    """How dX comes from an output gradient, W and dW, as a function."""
-    return lambda dx, w, dw: per_token(dx, transpose(w))
+def input_gradient() -> Any:
+    """How dX comes from an output gradient and W, as a function."""
+    return lambda dx, w: per_token(dx, transpose(w))
 
 
 @layer_step
-def dq_flat(p: Pipeline) -> Any:
-    return p.merge_back(p.dq)
+def dq_flat(dq: Any, merge_back: Any) -> Any:
+    return merge_back(dq)
 
 
 @layer_step
-def dk_flat(p: Pipeline) -> Any:
-    return p.merge_back(p.dk)
+def dk_flat(dk: Any, merge_back: Any) -> Any:
+    return merge_back(dk)
 
 
 @layer_step
-def dv_flat(p: Pipeline) -> Any:
-    return p.merge_back(p.dv)
+def dv_flat(dv: Any, merge_back: Any) -> Any:
+    return merge_back(dv)
 
 
 @layer_step
-def dw_o(p: Pipeline) -> Any:
-    return p.weight_gradient(p.merged, p.dy)
+def dw_o(weight_gradient: Any, merged: Any, dy: Any) -> Any:
+    return weight_gradient(merged, dy)
 
 
 @layer_step
-def dw_q(p: Pipeline) -> Any:
-    return p.weight_gradient(p.query, p.dq_flat)
+def dw_q(weight_gradient: Any, query: Any, dq_flat: Any) -> Any:
+    return weight_gradient(query, dq_flat)
 
 
 @layer_step
-def dw_k(p: Pipeline) -> Any:
-    return p.weight_gradient(p.key, p.dk_flat)
+def dw_k(weight_gradient: Any, key: Any, dk_flat: Any) -> Any:
+    return weight_gradient(key, dk_flat)
 
 
 @layer_step
-def dw_v(p: Pipeline) -> Any:
-    return p.weight_gradient(p.value, p.dv_flat)
+def dw_v(weight_gradient: Any, value: Any, dv_flat: Any) -> Any:
+    return weight_gradient(value, dv_flat)
 
 
 @layer_step
-def dquery(p: Pipeline) -> Any:
-    return p.input_gradient(p.dq_flat, p.w_q, lambda: p.dw_q)
+def dquery(input_gradient: Any, dq_flat: Any, w_q: Any) -> Any:
+    return input_gradient(dq_flat, w_q)
 
 
 @layer_step
-def dkey(p: Pipeline) -> Any:
-    return p.input_gradient(p.dk_flat, p.w_k, lambda: p.dw_k)
+def dkey(input_gradient: Any, dk_flat: Any, w_k: Any) -> Any:
+    return input_gradient(dk_flat, w_k)
 
 
 @layer_step
-def dvalue(p: Pipeline) -> Any:
-    return p.input_gradient(p.dv_flat, p.w_v, lambda: p.dw_v)
+def dvalue(input_gradient: Any, dv_flat: Any, w_v: Any) -> Any:
+    return input_gradient(dv_flat, w_v)
 
 
 @layer_step
-def dx(p: Pipeline) -> Any:
+def dx(query: Any, key: Any, value: Any, dquery: Any, dkey: Any, dvalue: Any) -> Any:
     """The gradient of the one input of self-attention."""
-    if p.key.shape != p.query.shape or not (np.array_equal(p.key, p.query) and np.array_equal(p.value, p.query)):
+    if key.shape != query.shape or not (np.array_equal(key, query) and np.array_equal(value, query)):
         raise Undefined
-    return p.dquery + p.dkey + p.dvalue
+    return dquery + dkey + dvalue

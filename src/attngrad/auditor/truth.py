@@ -193,8 +193,7 @@ class Truth:
             return first[name]
         dp = top("dweights") + top("delta")
         ds = 2.0 * s_dot * dp + top("dweights_dot") + top("delta_dot")
-        if p.softcap is not None:
-            ds += dp * top("z_dot") * 2.0 / p.softcap
+        ds += dp * top("z_dot") * top("curvature")
         rows, scale = p.q.shape[-2] * p.group, abs(float(p.scale_value))
         second = {"dq_dot": scale * (ds * top("k") + dp * top("k_dot"))}
         second["dk_dot"] = scale * rows * (ds * top("q") + dp * top("q_dot"))

@@ -13,6 +13,7 @@ from attngrad.core.options import Operands, Tangents
 from attngrad.explain.invariants import tangents_of
 from attngrad.layers.linear import affine, merge, split
 from attngrad.reference.dense import drop
+from attngrad.reference.modifiers import modifiers
 
 if TYPE_CHECKING:
     from attngrad.explain.trace import Trace
@@ -61,7 +62,7 @@ def _loss(t: Trace, name: str, index: tuple[int, ...], step: float) -> float:
         # S moves as a bias moves it; Z moves S by what the cap makes of it
         bias = np.zeros(x.scores_shape) if x.bias is None else np.broadcast_to(x.bias, x.scores_shape).copy()
         if name == "dZ":
-            cap, z = reference.SoftCap(o.softcap), t["Z"].value[index]
+            cap, z = modifiers(o), t["Z"].value[index]
             step = float(cap.value(np.float64(z + step)) - cap.value(np.float64(z)))
         bias[index] += step
         f = reference.forward(x._replace(bias=bias), o)

@@ -28,6 +28,7 @@ from attngrad.explain.invariants import Invariant
 from attngrad.explain.rules import KEY_SIDE, RULES, Rule, is_flat, resolve
 from attngrad.explain.terms import Cells, Explanation, expand
 from attngrad.reference.dense import fill_zeros, visibility, zeros_if_none
+from attngrad.reference.modifiers import modifiers
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -183,7 +184,7 @@ class Trace(Mapping[str, Step]):
           + A[0,1] * V[1,1]     0.2689 *    2.0000  =   0.537883
         """
         env, value = self._locate("trace.explain", name, row, column, head, batch)
-        cap = reference.SoftCap(self.options.softcap)
+        cap = modifiers(self.options)
         functions = {
             text: lambda z, f=f: float(f(np.float64(z)))
             for text, f in (("cap", cap.value), ("cap'", cap.first), ("cap''", cap.second))

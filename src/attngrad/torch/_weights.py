@@ -7,8 +7,8 @@ from typing import Any, Unpack
 import torch
 from attngrad.core.options import Operands, OptionArguments, Options, reject_unknown
 from attngrad.core.philox import keep_mask
-from attngrad.reference import SoftCap
 from attngrad.reference.dense import visibility
+from attngrad.reference.modifiers import modifiers
 from attngrad.torch import _passes
 from attngrad.torch._attention import attention
 from torch import Tensor
@@ -41,7 +41,7 @@ def attention_weights(q: Tensor, k: Tensor, lse: Tensor | None = None, **options
     x = Operands(q, k, k, get("bias"), get("sinks"), get("mask"), get("segments"), _offset(q, k, get("offset")))
     if x.group > 1:
         k = k.repeat_interleave(x.group, dim=-3)
-    scores: Tensor = SoftCap(o.softcap).value(o.scale * (q.to(wide) @ k.to(wide).mT))
+    scores: Tensor = modifiers(o).value(o.scale * (q.to(wide) @ k.to(wide).mT))
     if x.bias is not None:
         scores = scores + x.bias.to(wide)
     if _masks(x, o):

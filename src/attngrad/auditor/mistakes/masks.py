@@ -10,10 +10,16 @@ import numpy as np
 
 from attngrad.auditor.mistakes._entry import Mistake, Variant, Wild, need, way
 from attngrad.auditor.pipeline import Override, Pipeline
-from attngrad.auditor.steps import exponentials, keep_with, softmax, visible_with
+from attngrad.reference import steps
 from attngrad.reference.dense import rowsum, zero_hidden
 
 Base = Callable[[], Any]
+
+
+def _softmax(p: Pipeline, scores: Any, visible: Any) -> Any:
+    """Row softmax over what is ``visible``."""
+    normaliser = steps.normaliser(np.where(visible, scores, p.c(-np.inf)), visible, p.sigma)
+    return steps.weights(normaliser, steps.divisor(normaliser))
 
 
 def _shifted(by: int) -> Callable[[Pipeline, Base], Any]:
@@ -41,9 +47,9 @@ def _backward_only(**changed: Callable[[Pipeline], Any]) -> tuple[Variant, Varia
     """The forward as it should be, the backward with other visibility: by exp(S - lse), or by a softmax of its own."""
 
     def visible(p: Pipeline) -> Any:
-        rules: dict[str, Any] = {"causal": p.is_causal, "offset": p.position, "window": p.band, "mask": p.mask}
+        rules: dict[str, Any] = {"mask": p.mask, "offset": p.position, "causal": p.causal, "window": p.band}
         rules |= {name: rule(p) for name, rule in changed.items()}
-        return visible_with(p, rules["causal"], rules["offset"], rules["window"], rules["mask"])
+        return steps.visible(p.q, p.k, p.bias, segments=p.segments, **rules)
 
     def seen(p: Pipeline, base: Base) -> Any:
         return visible(p)
@@ -57,7 +63,7 @@ def _backward_only(**changed: Callable[[Pipeline], Any]) -> tuple[Variant, Varia
         way(
             "in the backward pass, by another softmax",
             visible_back=seen,
-            weights_back=lambda p, base: softmax(p, p.scores_unmasked, visible(p)),
+            weights_back=lambda p, base: _softmax(p, p.scores_unmasked, visible(p)),
         ),
     )
 
@@ -78,7 +84,7 @@ def _after_softmax(p: Pipeline, base: Base) -> Any:
 
 
 def _unmasked(p: Pipeline) -> Any:
-    return softmax(p, p.scores_unmasked, np.ones_like(p.visible))
+    return _softmax(p, p.scores_unmasked, np.ones_like(p.visible))
 
 
 def _after_softmax_gradient(p: Pipeline, base: Base) -> Any:
@@ -95,7 +101,7 @@ def _filled(value: float, **backward: Override) -> dict[str, Override]:
         return np.where(p.visible, p.scores_unmasked, p.c(value))
 
     def normaliser(p: Pipeline, base: Base) -> Any:
-        return exponentials(p, p.scores, np.ones_like(p.visible))
+        return steps.normaliser(p.scores, np.ones_like(p.visible), p.sigma)
 
     return {"scores": scores, "normaliser": normaliser, **backward}
 
@@ -148,7 +154,7 @@ def _all_kept(p: Pipeline, base: Base) -> Any:
 
 def _next_seed(p: Pipeline, base: Base) -> Any:
     need(p.dropout)
-    return keep_with(p, p.seed + 1)
+    return steps.keep(p.q, p.k, p.dropout, p.seed + 1, p.origin)
 
 
 def _bare(p: Pipeline, base: Base) -> Any:

@@ -7,7 +7,6 @@ from typing import Any
 
 from attngrad.auditor.mistakes._entry import Mistake, only, way
 from attngrad.auditor.pipeline import Pipeline
-from attngrad.reference import SoftCap
 from attngrad.reference.dense import drop, matmul, per_key_head, per_query_head, transpose, zero_hidden
 
 Base = Callable[[], Any]
@@ -109,7 +108,7 @@ MISTAKES = (
         "dZ_dot = dS_dot o cap'(Z) + dS o cap''(Z) o Z_dot",
         "cap'(Z) moves with Z.",
         "Add dS o cap''(Z) o Z_dot, with cap''(z) = -2/c tanh(z/c) (1 - tanh(z/c)^2).",
-        only(dz_dot=lambda p, base: p.dscores_dot * SoftCap(p.softcap).first(p.z)),
+        only(dz_dot=lambda p, base: p.dscores_dot * p.slope),
         ("tangents", "softcap"),
         "attention",
     ),

@@ -20,6 +20,7 @@ from attngrad.core.arrays import Array
 from attngrad.core.dtypes import ACCUMULATE, BFLOAT16, CODES
 from attngrad.core.options import Gradients, Operands, Options, Tangents
 from attngrad.reference.dense import sum_to
+from attngrad.reference.jacobians import dense_jacobian
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -416,7 +417,7 @@ def weights(x: Operands, o: Options) -> tuple[Array, Array]:
 @_quiet
 def jacobian(x: Operands, o: Options, wrt: str) -> Array:
     """The dense Jacobian, in the accumulation dtype."""
-    return reference.dense_jacobian(_operands(x), o, wrt)
+    return dense_jacobian(_operands(x), o, wrt)
 
 
 @_quiet

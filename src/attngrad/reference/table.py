@@ -1,0 +1,84 @@
+"""The one table of steps: attention and its derivatives as small functions, each a formula of docs/notation.md.
+
+A step is named like its function, and its parameters are what it reads: inputs, and steps before it. ``steps`` and
+``tangent_steps`` fill the table. The passes of the reference evaluate it; the auditor computes it with mistakes in some
+steps; the explainer takes its values under their mathematical symbols.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any, NamedTuple, TypeVar
+
+STAGES = {"F": "forward", "R": "backward", "T": "tangent", "H": "second"}
+"""The pass that a formula belongs to, by the letter of its number."""
+
+_PRIMALS = {"q": "Q", "k": "K", "v": "V", "bias": "bias", "sinks": "sigma"}
+_COTANGENTS = {"dout": "dO", "dlse": "dL"}
+INPUTS = {
+    **_PRIMALS,
+    **_COTANGENTS,
+    **{f"{name}_dot": f"{symbol}_dot" for name, symbol in (_PRIMALS | _COTANGENTS).items()},
+    **dict.fromkeys(("mask", "segments", "offset", "origin", "group"), ""),
+    **dict.fromkeys(("scale", "modifier", "causal", "window", "dropout", "seed"), ""),
+}
+"""What is given, with its symbol. Of these, bias, sinks, mask, segments, window, seed, dlse and their tangents may be
+None; ``modifier`` is ``modifiers(options)``, ``group`` the number of query heads per key head."""
+
+
+class Step(NamedTuple):
+    """A function, the names it reads in the order of its parameters, its formula and its symbol, if it has one."""
+
+    function: Callable[..., Any]
+    reads: tuple[str, ...]
+    number: str = ""
+    symbol: str = ""
+
+
+STEPS: dict[str, Step] = {}
+"""Every step by name, each after those that it reads."""
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def parameters(function: Callable[..., Any]) -> tuple[str, ...]:
+    """The names of the parameters of a plain function."""
+    code = function.__code__
+    return code.co_varnames[: code.co_argcount]
+
+
+def step(number: str, symbol: str = "") -> Callable[[Function], Function]:
+    """Enter a function into the table: ``number`` is that of the formula it is, or is a part of."""
+
+    def enter(function: Function) -> Function:
+        reads = parameters(function)
+        for name in reads:
+            if name not in STEPS and name not in INPUTS:
+                raise NameError(f"step {function.__name__}: there is no input or earlier step {name!r}.")
+        STEPS[function.__name__] = Step(function, reads, number, symbol)
+        return function
+
+    return enter
+
+
+@cache
+def plan(given: tuple[str, ...], wanted: tuple[str, ...]) -> tuple[tuple[str, Step], ...]:
+    """The steps that lead from ``given`` to ``wanted``, in order."""
+    missing, found = set(wanted).difference(given), []
+    for name in reversed(STEPS):
+        if name in missing:
+            found.append((name, STEPS[name]))
+            missing.remove(name)
+            missing.update(set(STEPS[name].reads).difference(given))
+    if missing:
+        raise NameError(f"plan: neither given nor a step: {', '.join(sorted(missing))}.")
+    return tuple(reversed(found))
+
+
+def evaluate(given: Mapping[str, Any], wanted: tuple[str, ...]) -> dict[str, Any]:
+    """``given``, with ``wanted`` and every step in between: no step runs that these do not need."""
+    values = dict(given)
+    for name, (function, reads, _, _) in plan(tuple(given), wanted):
+        values[name] = function(*[values[x] for x in reads])
+    return values
