@@ -7,7 +7,7 @@ steps; the explainer takes its values under their mathematical symbols.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
@@ -16,15 +16,17 @@ STAGES = {"F": "forward", "R": "backward", "T": "tangent", "H": "second"}
 
 _PRIMALS = {"q": "Q", "k": "K", "v": "V", "bias": "bias", "sinks": "sigma"}
 _COTANGENTS = {"dout": "dO", "dlse": "dL"}
-INPUTS = {
-    **_PRIMALS,
-    **_COTANGENTS,
-    **{f"{name}_dot": f"{symbol}_dot" for name, symbol in (_PRIMALS | _COTANGENTS).items()},
-    **dict.fromkeys(("mask", "segments", "offset", "origin", "group"), ""),
-    **dict.fromkeys(("scale", "modifier", "causal", "window", "dropout", "seed"), ""),
+_UNNAMED = ("mask", "segments", "offset", "origin", "group", "scale", "modifier", "causal", "window", "dropout", "seed")
+GIVEN = {
+    "forward": {**_PRIMALS, **dict.fromkeys(_UNNAMED, "")},
+    "backward": _COTANGENTS,
+    "tangent": {f"{name}_dot": f"{symbol}_dot" for name, symbol in _PRIMALS.items()},
+    "second": {f"{name}_dot": f"{symbol}_dot" for name, symbol in _COTANGENTS.items()},
 }
-"""What is given, with its symbol. Of these, bias, sinks, mask, segments, window, seed, dlse and their tangents may be
-None; ``modifier`` is ``modifiers(options)``, ``group`` the number of query heads per key head."""
+"""The inputs that each stage adds, with their symbols. Of these, bias, sinks, mask, segments, window, seed, dlse and
+their tangents may be None; ``modifier`` is ``modifiers(options)``, ``group`` the query heads per key head."""
+
+INPUTS = frozenset(name for names in GIVEN.values() for name in names)
 
 
 class Step(NamedTuple):
@@ -34,6 +36,11 @@ class Step(NamedTuple):
     reads: tuple[str, ...]
     number: str = ""
     symbol: str = ""
+
+    @property
+    def stage(self) -> str:
+        """The pass that it belongs to."""
+        return STAGES[self.number[0]]
 
 
 STEPS: dict[str, Step] = {}
@@ -82,3 +89,10 @@ def evaluate(given: Mapping[str, Any], wanted: tuple[str, ...]) -> dict[str, Any
     for name, (function, reads, _, _) in plan(tuple(given), wanted):
         values[name] = function(*[values[x] for x in reads])
     return values
+
+
+def symbols(stages: Collection[str]) -> dict[str, str]:
+    """The inputs and steps of these stages that have a symbol: their symbols by name."""
+    given = {name: symbol for stage in stages for name, symbol in GIVEN[stage].items()}
+    made = {name: step.symbol for name, step in STEPS.items() if step.stage in stages}
+    return {name: symbol for name, symbol in (given | made).items() if symbol}
