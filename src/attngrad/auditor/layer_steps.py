@@ -1,4 +1,3 @@
-# ruff: noqa: D103 - a step is its formula; where that does not say it, it has a docstring
 """The steps of the layer, around those of attention: y = merge(attention(split(x w))) w_o."""
 
 from __future__ import annotations
@@ -11,15 +10,6 @@ import numpy as np
 from attngrad.auditor.steps import Undefined
 from attngrad.reference.dense import matmul, transpose
 from attngrad.reference.table import Step, parameters
-
-LAYER_STEPS: dict[str, Step] = {}
-"""The steps that the layer adds, by name; their parameters are what they read."""
-
-
-def layer_step(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Register a step of the layer under its own name."""
-    LAYER_STEPS[function.__name__] = Step(function, parameters(function))
-    return function
 
 
 def split_heads(x: Any, heads: int) -> Any:
@@ -46,129 +36,42 @@ def outer(x: Any, dx: Any) -> Any:
     return per_token(transpose(x.reshape(-1, x.shape[-1])), dx.reshape(-1, dx.shape[-1]))
 
 
-@layer_step
-def split() -> Any:
-    """How heads are split, as a function."""
-    return split_heads
-
-
-@layer_step
-def merge() -> Any:
-    """How heads are merged, as a function."""
-    return merge_heads
-
-
-@layer_step
-def split_back() -> Any:
-    """How the backward splits, which inverts the merge."""
-    return split_heads
-
-
-@layer_step
-def merge_back() -> Any:
-    return merge_heads
-
-
-@layer_step
-def q(query: Any, w_q: Any, split: Any, num_heads: int) -> Any:
-    return split(per_token(query, w_q), num_heads)
-
-
-@layer_step
-def k(key: Any, w_k: Any, split: Any, num_kv_heads: int) -> Any:
-    return split(per_token(key, w_k), num_kv_heads)
-
-
-@layer_step
-def v(value: Any, w_v: Any, split: Any, num_kv_heads: int) -> Any:
-    return split(per_token(value, w_v), num_kv_heads)
-
-
-@layer_step
-def merged(out: Any, merge: Any) -> Any:
-    return merge(out)
-
-
-@layer_step
-def y(merged: Any, w_o: Any) -> Any:
-    return per_token(merged, w_o)
-
-
-@layer_step
-def dmerged(dy: Any, w_o: Any) -> Any:
-    return per_token(dy, transpose(w_o))
-
-
-@layer_step
-def dout(dmerged: Any, split_back: Any, num_heads: int) -> Any:
-    return split_back(dmerged, num_heads)
-
-
-@layer_step
-def weight_gradient() -> Any:
-    """How dW comes from an input and an output gradient, as a function."""
-    return outer
-
-
-@layer_step
-def input_gradient() -> Any:
-    """How dX comes from an output gradient and W, as a function."""
-    return lambda dx, w: per_token(dx, transpose(w))
-
-
-@layer_step
-def dq_flat(dq: Any, merge_back: Any) -> Any:
-    return merge_back(dq)
-
-
-@layer_step
-def dk_flat(dk: Any, merge_back: Any) -> Any:
-    return merge_back(dk)
-
-
-@layer_step
-def dv_flat(dv: Any, merge_back: Any) -> Any:
-    return merge_back(dv)
-
-
-@layer_step
-def dw_o(weight_gradient: Any, merged: Any, dy: Any) -> Any:
-    return weight_gradient(merged, dy)
-
-
-@layer_step
-def dw_q(weight_gradient: Any, query: Any, dq_flat: Any) -> Any:
-    return weight_gradient(query, dq_flat)
-
-
-@layer_step
-def dw_k(weight_gradient: Any, key: Any, dk_flat: Any) -> Any:
-    return weight_gradient(key, dk_flat)
-
-
-@layer_step
-def dw_v(weight_gradient: Any, value: Any, dv_flat: Any) -> Any:
-    return weight_gradient(value, dv_flat)
-
-
-@layer_step
-def dquery(input_gradient: Any, dq_flat: Any, w_q: Any) -> Any:
-    return input_gradient(dq_flat, w_q)
-
-
-@layer_step
-def dkey(input_gradient: Any, dk_flat: Any, w_k: Any) -> Any:
-    return input_gradient(dk_flat, w_k)
-
-
-@layer_step
-def dvalue(input_gradient: Any, dv_flat: Any, w_v: Any) -> Any:
-    return input_gradient(dv_flat, w_v)
-
-
-@layer_step
-def dx(query: Any, key: Any, value: Any, dquery: Any, dkey: Any, dvalue: Any) -> Any:
+def _self_attention(query: Any, key: Any, value: Any, dquery: Any, dkey: Any, dvalue: Any) -> Any:
     """The gradient of the one input of self-attention."""
     if key.shape != query.shape or not (np.array_equal(key, query) and np.array_equal(value, query)):
         raise Undefined
     return dquery + dkey + dvalue
+
+
+_STEPS: dict[str, Callable[..., Any]] = {
+    # how heads are split and merged, as functions; in the backward each inverts the other
+    "split": lambda: split_heads,
+    "merge": lambda: merge_heads,
+    "split_back": lambda: split_heads,
+    "merge_back": lambda: merge_heads,
+    # forward
+    "q": lambda query, w_q, split, num_heads: split(per_token(query, w_q), num_heads),
+    "k": lambda key, w_k, split, num_kv_heads: split(per_token(key, w_k), num_kv_heads),
+    "v": lambda value, w_v, split, num_kv_heads: split(per_token(value, w_v), num_kv_heads),
+    "merged": lambda out, merge: merge(out),
+    "y": lambda merged, w_o: per_token(merged, w_o),
+    # backward, with dW of an input and an output gradient, and dX of an output gradient and W, as functions
+    "dmerged": lambda dy, w_o: per_token(dy, transpose(w_o)),
+    "dout": lambda dmerged, split_back, num_heads: split_back(dmerged, num_heads),
+    "weight_gradient": lambda: outer,
+    "input_gradient": lambda: lambda dx, w: per_token(dx, transpose(w)),
+    "dq_flat": lambda dq, merge_back: merge_back(dq),
+    "dk_flat": lambda dk, merge_back: merge_back(dk),
+    "dv_flat": lambda dv, merge_back: merge_back(dv),
+    "dw_o": lambda weight_gradient, merged, dy: weight_gradient(merged, dy),
+    "dw_q": lambda weight_gradient, query, dq_flat: weight_gradient(query, dq_flat),
+    "dw_k": lambda weight_gradient, key, dk_flat: weight_gradient(key, dk_flat),
+    "dw_v": lambda weight_gradient, value, dv_flat: weight_gradient(value, dv_flat),
+    "dquery": lambda input_gradient, dq_flat, w_q: input_gradient(dq_flat, w_q),
+    "dkey": lambda input_gradient, dk_flat, w_k: input_gradient(dk_flat, w_k),
+    "dvalue": lambda input_gradient, dv_flat, w_v: input_gradient(dv_flat, w_v),
+    "dx": _self_attention,
+}
+
+LAYER_STEPS = {name: Step(function, parameters(function)) for name, function in _STEPS.items()}
+"""The steps that the layer adds, by name; their parameters are what they read."""
