@@ -111,15 +111,19 @@ class Pipeline:
 
     def _compute(self, name: str) -> Any:
         def base() -> Any:
-            if name in self._inputs:
-                return self._inputs[name]
-            step = self._steps[name]
-            return step.function(*[getattr(self, x) for x in step.reads])
+            return self._inputs[name] if name in self._inputs else self.redo(name)
 
         for overrides in self._overrides:
             if name in overrides:
                 base = _wrap(overrides[name], self, base)
         return base()
+
+    def redo(self, name: str, **changed: Any) -> Any:
+        """What a step makes of ``changed``, where it would read other steps by these names."""
+        step = self._steps[name]
+        for other in changed.keys() - set(step.reads):
+            raise AttributeError(f"Pipeline: the step {name!r} does not read {other!r}. It reads {step.reads}.")
+        return step.function(*[changed[x] if x in changed else getattr(self, x) for x in step.reads])
 
     def reshaped(self, name: str) -> bool:
         """Whether mistakes give a step another shape than it should have."""

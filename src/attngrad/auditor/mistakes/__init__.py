@@ -16,9 +16,20 @@ def catalogue() -> tuple[Mistake, ...]:
     >>> [m.id for m in catalogue()][:2]
     ['scale-missing', 'scale-twice']
     """
-    from attngrad.auditor.mistakes import heads, layer, masks, modifiers, products, scale, softmax, tangents, tiles
+    from attngrad.auditor.mistakes import (
+        dropout,
+        heads,
+        layer,
+        masks,
+        modifiers,
+        products,
+        scale,
+        softmax,
+        tangents,
+        tiles,
+    )
 
-    themes = (scale, softmax, masks, modifiers, products, heads, tiles, tangents, layer)
+    themes = (scale, softmax, masks, dropout, modifiers, products, heads, tiles, tangents, layer)
     return tuple(mistake for theme in themes for mistake in theme.MISTAKES)
 
 
