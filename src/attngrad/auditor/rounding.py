@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from attngrad.auditor.layer_steps import merge_heads, split_heads
-from attngrad.auditor.pipeline import Pipeline, Undefined
+from attngrad.auditor.pipeline import RESULTS, Pipeline, Undefined
 from attngrad.reference.dense import per_key_head, per_query_head, sum_to
 from attngrad.reference.modifiers import IDENTITY
 
@@ -222,14 +222,5 @@ class TermErrors(EntryErrors):
         return np.full(self.size("z").shape, 2.0 * self.eps)
 
 
-ENTRYWISE = frozenset(name[1:] for name in vars(EntryErrors) if name.startswith("_") and not name.startswith("__")) - {
-    "seen",
-    "relative",
-    "input",
-    "heads",
-    "kept",
-    "outer",
-    "back",
-    "values",
-}
+ENTRYWISE = frozenset(name for name in RESULTS if f"_{name}" in vars(EntryErrors))
 """The results that have an error scale for every entry."""

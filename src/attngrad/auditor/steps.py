@@ -80,7 +80,7 @@ def _attention_steps() -> dict[str, Step]:
     found = {f.__name__[1:]: Step(f, parameters(f)) for f in (_scale_value, _position, _group, _bias_finite, _origin)}
     found["modifier"] = Step(compose, tuple(MODIFIERS))
     for name, step in STEPS.items():
-        names = {"scale": "scale_value", **(_BACK if step.number[0] == "R" else {}), **_READS.get(name, {})}
+        names = {"scale": "scale_value", **(_BACK if step.stage == "backward" else {}), **_READS.get(name, {})}
         found[_MADE.get(name, name)] = step._replace(reads=tuple(names.get(x, x) for x in step.reads))
     return found | {alias: Step(_same, (name,)) for alias, name in _ALIASES.items()}
 

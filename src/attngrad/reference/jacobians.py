@@ -9,14 +9,12 @@ from attngrad.core.arrays import Array
 from attngrad.core.checks import check_floating, fail
 from attngrad.core.options import Operands, OptionArguments, Options, bind, check_wrt, refuse_lse
 from attngrad.reference.dense import (
-    cast,
     drop,
     eye,
     matmul,
     namespace,
     per_query_head,
     real_part,
-    rowsum,
     scalar,
     sum_to,
 )
@@ -35,12 +33,8 @@ def softmax_jacobian(scores: Array) -> Array:
     check_floating("softmax_jacobian", "scores", scores, kernels=False)
     if len(scores.shape) == 0:
         fail(ValueError, "softmax_jacobian", "scores", "have at least 1 axis", "a 0-d array")
-    xp = namespace(scores)
-    top = real_part(scores)
-    top = xp.max(top, axis=-1, keepdims=True) if scores.shape[-1] else top
-    e = xp.exp(scores - cast(xp.where(top == -xp.inf, xp.zeros_like(top), top), scores))
-    total = rowsum(e)[..., None]
-    a = e / xp.where(total == 0, xp.ones_like(total), total)
+    visible = real_part(scores) != -namespace(scores).inf
+    a = evaluate({"scores": scores, "visible": visible, "sigma": None}, ("weights",))["weights"]
     return a[..., :, None] * (eye(scores.shape[-1], scores) - a[..., None, :])
 
 

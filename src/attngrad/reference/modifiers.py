@@ -8,26 +8,26 @@ under the name of its option; everything else asks ``modifiers(o)``.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from attngrad.core.arrays import Array
 from attngrad.reference.dense import namespace, real_part, scalar
 
 
-class Modifier(Protocol):
-    """A function of z, entry by entry, and its derivatives."""
+class Modifier:
+    """A function of z, entry by entry, and its derivatives; this one is the identity."""
 
     def value(self, z: Array) -> Array:
-        """m(z)."""
+        return z
 
     def first(self, z: Array) -> Array:
-        """m'(z)."""
+        return namespace(z).ones_like(z)
 
     def second(self, z: Array) -> Array:
-        """m''(z)."""
+        return namespace(z).zeros_like(z)
 
 
-class SoftCap:
+class SoftCap(Modifier):
     """cap(z) = c tanh(z/c), and its derivatives 1 - tanh^2 and -2/c tanh (1 - tanh^2)."""
 
     def __init__(self, cap: float) -> None:
@@ -55,20 +55,7 @@ MODIFIERS: dict[str, Callable[[Any], Modifier]] = {"softcap": SoftCap}
 """Every modifier by the name of its option, in the order in which they are applied."""
 
 
-class Identity:
-    """What stands where no modifier is given."""
-
-    def value(self, z: Array) -> Array:
-        return z
-
-    def first(self, z: Array) -> Array:
-        return namespace(z).ones_like(z)
-
-    def second(self, z: Array) -> Array:
-        return namespace(z).zeros_like(z)
-
-
-class Chain:
+class Chain(Modifier):
     """outer(inner(z)), by the chain rule.
 
     >>> import numpy as np
@@ -94,12 +81,13 @@ class Chain:
         return self.outer.second(u) * slope * slope + self.outer.first(u) * self.inner.second(z)
 
 
-IDENTITY = Identity()
+IDENTITY = Modifier()
+"""What stands where no modifier is given."""
 
 
 def compose(*settings: Any) -> Modifier:
     """The modifiers of these settings, one for each entry of ``MODIFIERS``, as one; None leaves a modifier out."""
-    found: Modifier = IDENTITY
+    found = IDENTITY
     for make, setting in zip(MODIFIERS.values(), settings, strict=True):
         if setting is not None:
             found = make(setting) if found is IDENTITY else Chain(found, make(setting))

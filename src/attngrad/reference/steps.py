@@ -1,7 +1,7 @@
 # ruff: noqa: D103 - a step is its formula; where that does not say it, it has a docstring
 """The forward and the backward pass, step by step: formulas (F1) to (F5) and (R1) to (R9).
 
-Parameters are inputs or steps before; ``table`` says how they are evaluated. Every step is rounded to the dtype of q.
+Parameters are inputs or other steps; ``table`` says how they are evaluated. Every step is rounded to the dtype of q.
 """
 
 from __future__ import annotations
@@ -29,14 +29,21 @@ from attngrad.reference.dense import (
     zero_hidden,
 )
 from attngrad.reference.modifiers import Modifier
-from attngrad.reference.table import step
+from attngrad.reference.table import STEPS, Step, step
+
+# --- what formulas read inputs and scores as --------------------------------------------------------------------------
+
+for name in ("k", "v", "k_dot", "v_dot"):
+    STEPS[f"{name}_heads"] = Step(per_query_head, (name, "group"))
+for name in ("sigma", "sigma_dot"):
+    STEPS[name] = Step(sink_rows, (name.replace("sigma", "sinks"), "q"))
+# Rows that see nothing take no part, and hidden scores have no slope, whatever stands there: padding may hold NaN.
+for name in ("q", "dout", "q_dot", "dout_dot"):
+    STEPS[f"{name}_seen"] = Step(zero_blind, (name, "visible"))
+for name in ("z", "z_dot"):
+    STEPS[f"{name}_seen"] = Step(zero_hidden, (name, "visible"))
 
 # --- forward: z = scale q k^T, s = cap(z) + bias, p = softmax(s), out = (p o M) v ------------------------------------
-
-
-@step("F1")
-def k_heads(k: Array, group: int) -> Array:
-    return per_query_head(k, group)
 
 
 @step("F1", "Z")
@@ -61,11 +68,6 @@ def scores_unmasked(z: Array, modifier: Modifier, bias: Array | None) -> Array:
 def scores(scores_unmasked: Array, visible: Array) -> Array:
     xp = namespace(scores_unmasked)
     return xp.where(visible, scores_unmasked, scalar(-xp.inf, scores_unmasked))
-
-
-@step("F3")
-def sigma(sinks: Array | None, q: Array) -> Array | None:
-    return sink_rows(sinks, q)
 
 
 @step("F3")
@@ -118,25 +120,12 @@ def keep(q: Array, k: Array, dropout: float, seed: int | None, origin: Any) -> A
     return scalar(keep_mask((*q.shape[:-1], int(k.shape[-2])), dropout, seed, origin), q) / scalar(1.0 - dropout, q)
 
 
-@step("F5")
-def v_heads(v: Array, group: int) -> Array:
-    return per_query_head(v, group)
-
-
 @step("F5", "O")
 def out(weights: Array, keep: Array | None, v_heads: Array) -> Array:
     return matmul(drop(weights, keep), v_heads)
 
 
 # --- backward: the gradient of <dout, out> + <dlse, lse> -------------------------------------------------------------
-# Rows that see nothing take no part, and hidden scores have no slope, whatever stands there: padding may hold NaN.
-
-
-@step("R1")
-def dout_seen(dout: Array, visible: Array) -> Array:
-    return zero_blind(dout, visible)
-
-
 # out = (p o M) v
 
 
@@ -183,11 +172,6 @@ def dsinks(sink: Array, delta: Array, sinks: Array | None) -> Array | None:
 
 
 @step("R7")
-def z_seen(z: Array, visible: Array) -> Array:
-    return zero_hidden(z, visible)
-
-
-@step("R7")
 def slope(z_seen: Array, modifier: Modifier) -> Array:
     return modifier.first(z_seen)
 
@@ -203,11 +187,6 @@ def dz(dscores: Array, slope: Array) -> Array:
 @step("R8", "dQ")
 def dq(dz: Array, k_heads: Array, scale: float) -> Array:
     return scalar(scale, dz) * matmul(dz, k_heads)
-
-
-@step("R9")
-def q_seen(q: Array, visible: Array) -> Array:
-    return zero_blind(q, visible)
 
 
 @step("R9")

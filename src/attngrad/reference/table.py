@@ -1,6 +1,6 @@
 """The one table of steps: attention and its derivatives as small functions, each a formula of docs/notation.md.
 
-A step is named like its function, and its parameters are what it reads: inputs, and steps before it. ``steps`` and
+A step is named like its function, and its parameters are what it reads: inputs and other steps. ``steps`` and
 ``tangent_steps`` fill the table. The passes of the reference evaluate it; the auditor computes it with mistakes in some
 steps; the explainer takes its values under their mathematical symbols.
 """
@@ -26,8 +26,6 @@ GIVEN = {
 """The inputs that each stage adds, with their symbols. Of these, bias, sinks, mask, segments, window, seed, dlse and
 their tangents may be None; ``modifier`` is ``modifiers(options)``, ``group`` the query heads per key head."""
 
-INPUTS = frozenset(name for names in GIVEN.values() for name in names)
-
 
 class Step(NamedTuple):
     """A function, the names it reads in the order of its parameters, its formula and its symbol, if it has one."""
@@ -39,12 +37,12 @@ class Step(NamedTuple):
 
     @property
     def stage(self) -> str:
-        """The pass that it belongs to."""
-        return STAGES[self.number[0]]
+        """The pass that it belongs to; empty for those without a number."""
+        return STAGES.get(self.number[:1], "")
 
 
 STEPS: dict[str, Step] = {}
-"""Every step by name, each after those that it reads."""
+"""Every step by name."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -59,11 +57,7 @@ def step(number: str, symbol: str = "") -> Callable[[Function], Function]:
     """Enter a function into the table: ``number`` is that of the formula it is, or is a part of."""
 
     def enter(function: Function) -> Function:
-        reads = parameters(function)
-        for name in reads:
-            if name not in STEPS and name not in INPUTS:
-                raise NameError(f"step {function.__name__}: there is no input or earlier step {name!r}.")
-        STEPS[function.__name__] = Step(function, reads, number, symbol)
+        STEPS[function.__name__] = Step(function, parameters(function), number, symbol)
         return function
 
     return enter
@@ -71,16 +65,20 @@ def step(number: str, symbol: str = "") -> Callable[[Function], Function]:
 
 @cache
 def plan(given: tuple[str, ...], wanted: tuple[str, ...]) -> tuple[tuple[str, Step], ...]:
-    """The steps that lead from ``given`` to ``wanted``, in order."""
-    missing, found = set(wanted).difference(given), []
-    for name in reversed(STEPS):
-        if name in missing:
-            found.append((name, STEPS[name]))
-            missing.remove(name)
-            missing.update(set(STEPS[name].reads).difference(given))
-    if missing:
-        raise NameError(f"plan: neither given nor a step: {', '.join(sorted(missing))}.")
-    return tuple(reversed(found))
+    """The steps that lead from ``given`` to ``wanted``, each after those that it reads."""
+    found: dict[str, Step] = {}
+
+    def visit(name: str) -> None:
+        if name not in given and name not in found:
+            if name not in STEPS:
+                raise NameError(f"evaluate: {name!r} is neither given nor a step.")
+            for other in STEPS[name].reads:
+                visit(other)
+            found[name] = STEPS[name]
+
+    for name in wanted:
+        visit(name)
+    return tuple(found.items())
 
 
 def evaluate(given: Mapping[str, Any], wanted: tuple[str, ...]) -> dict[str, Any]:

@@ -12,25 +12,17 @@ from attngrad.reference.dense import (
     drop,
     matmul,
     per_key_head,
-    per_query_head,
     rowsum,
     scalar,
-    sink_rows,
     sum_sinks,
     sum_to,
     transpose,
-    zero_blind,
     zero_hidden,
 )
 from attngrad.reference.modifiers import Modifier
 from attngrad.reference.table import step
 
 # --- forward mode: how out and lse move when the inputs move along q_dot, k_dot, v_dot, bias_dot, sigma_dot ----------
-
-
-@step("T1")
-def k_dot_heads(k_dot: Array, group: int) -> Array:
-    return per_query_head(k_dot, group)
 
 
 @step("T1", "Z_dot")
@@ -44,11 +36,6 @@ def scores_dot(slope: Array, z_dot: Array, bias_dot: Array | None, visible: Arra
     return zero_hidden(s_dot if bias_dot is None else s_dot + cast(bias_dot, s_dot), visible)
 
 
-@step("T3")
-def sigma_dot(sinks_dot: Array | None, q: Array) -> Array | None:
-    return sink_rows(sinks_dot, q)
-
-
 @step("T3", "L_dot")
 def lse_dot(weights: Array, scores_dot: Array, sink: Array, sigma_dot: Array | None) -> Array:
     row = rowsum(weights * scores_dot)
@@ -60,22 +47,12 @@ def weights_dot(weights: Array, scores_dot: Array, lse_dot: Array) -> Array:
     return weights * (scores_dot - lse_dot[..., None])
 
 
-@step("T5")
-def v_dot_heads(v_dot: Array, group: int) -> Array:
-    return per_query_head(v_dot, group)
-
-
 @step("T5", "O_dot")
 def out_dot(weights_dot: Array, weights: Array, keep: Array | None, v_heads: Array, v_dot_heads: Array) -> Array:
     return matmul(drop(weights_dot, keep), v_heads) + matmul(drop(weights, keep), v_dot_heads)
 
 
 # --- second order: how the gradients move, along the same and along dout_dot and dlse_dot ----------------------------
-
-
-@step("H1")
-def dout_dot_seen(dout_dot: Array, visible: Array) -> Array:
-    return zero_blind(dout_dot, visible)
 
 
 @step("H1", "delta_dot")
@@ -110,11 +87,6 @@ def curvature(z_seen: Array, modifier: Modifier) -> Array:
     return modifier.second(z_seen)
 
 
-@step("H4")
-def z_dot_seen(z_dot: Array, visible: Array) -> Array:
-    return zero_hidden(z_dot, visible)
-
-
 @step("H4", "dZ_dot")
 def dz_dot(dscores_dot: Array, slope: Array, dscores: Array, curvature: Array, z_dot_seen: Array) -> Array:
     return dscores_dot * slope + dscores * curvature * z_dot_seen
@@ -123,11 +95,6 @@ def dz_dot(dscores_dot: Array, slope: Array, dscores: Array, curvature: Array, z
 @step("H5", "dQ_dot")
 def dq_dot(dz_dot: Array, k_heads: Array, dz: Array, k_dot_heads: Array, scale: float) -> Array:
     return scalar(scale, dz) * (matmul(dz_dot, k_heads) + matmul(dz, k_dot_heads))
-
-
-@step("H6")
-def q_dot_seen(q_dot: Array, visible: Array) -> Array:
-    return zero_blind(q_dot, visible)
 
 
 @step("H6", "dK_dot")

@@ -40,7 +40,7 @@ def _product(p: Pipeline) -> Any:
 
 
 def _mean(x: Any, p: Pipeline) -> Any:
-    return (rowsum(x) / p.c(x.shape[-1]))[..., None]
+    return rowsum(x) / p.c(x.shape[-1])
 
 
 def _without_weights(p: Pipeline, base: Base) -> Any:
@@ -141,19 +141,10 @@ MISTAKES = (
         _ROW_TERM + "A mean is neither that sum nor weighted by A; it does nothing for numerical stability either.",
         "Subtract rowsum(dA * A, keepdims=True) from dA, then multiply by A.",
         (
-            way("dS = dA o A - mean(dA o A)", dscores=lambda p, base: _product(p) - _mean(_product(p), p)),
-            way(
-                "dS = A o (dA - mean(dA))",
-                dscores=lambda p, base: _hidden(p, p.weights_back * (p.dweights - _mean(p.dweights, p))),
-            ),
-            way(
-                "dS = A o (dA - mean(dA o A))",
-                dscores=lambda p, base: _hidden(p, p.weights_back * (p.dweights - _mean(_product(p), p))),
-            ),
-            way(
-                "dS = dA o A - mean(dA)",
-                dscores=lambda p, base: _product(p) - _mean(p.dweights, p),
-            ),
+            way("dS = dA o A - mean(dA o A)", dscores=lambda p, base: _product(p) - _mean(_product(p), p)[..., None]),
+            way("dS = A o (dA - mean(dA))", **reading("dscores", delta=lambda p: _mean(p.dweights, p))),
+            way("dS = A o (dA - mean(dA o A))", **reading("dscores", delta=lambda p: _mean(_product(p), p))),
+            way("dS = dA o A - mean(dA)", dscores=lambda p, base: _product(p) - _mean(p.dweights, p)[..., None]),
         ),
     ),
     Mistake(
