@@ -15,11 +15,8 @@ import numpy as np
 from attngrad.auditor.layer_steps import merge_heads, split_heads
 from attngrad.auditor.pipeline import RESULTS, Pipeline, Undefined
 from attngrad.reference.dense import per_key_head, per_query_head, sum_to
+from attngrad.reference.dense import transpose as _t
 from attngrad.reference.modifiers import IDENTITY
-
-
-def _t(x: Any) -> Any:
-    return x.swapaxes(-1, -2)
 
 
 class EntryErrors:

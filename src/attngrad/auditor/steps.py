@@ -6,7 +6,7 @@ where no mistake says otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -49,40 +49,23 @@ _ALIASES = {
 }
 
 
-def _scale_value(scale: float | None, q: Any) -> Any:
-    """The scale, in longdouble where it is 1/sqrt(D)."""
-    return scale if scale is not None else 1 / np.sqrt(np.longdouble(q.shape[-1]))
-
-
-def _position(offset: Any, q: Any, k: Any) -> Any:
-    """The offset, resolved: where query 0 stands among the keys."""
-    return offset if offset is not None else k.shape[-2] - q.shape[-2]
-
-
-def _group(q: Any, k: Any) -> int:
-    return Operands(q, k, k).group
-
-
-def _bias_finite(bias: Any) -> Any:
-    """The bias without -inf, which masks."""
-    return None if bias is None else np.where(np.isneginf(bias.astype(np.float64)), np.zeros_like(bias), bias)
-
-
-def _origin() -> tuple[int, int, int, int]:
-    return 0, 0, 0, 0
-
-
-def _same(x: Any) -> Any:
-    return x
+_OWN: dict[str, Callable[..., Any]] = {
+    # the scale, in longdouble where it is 1/sqrt(D); the offset, and the bias without -inf, which masks
+    "scale_value": lambda scale, q: 1 / np.sqrt(np.longdouble(q.shape[-1])) if scale is None else scale,
+    "position": lambda offset, q, k: k.shape[-2] - q.shape[-2] if offset is None else offset,
+    "bias_finite": lambda bias: None if bias is None else np.where(bias == -np.inf, np.zeros_like(bias), bias),
+    "group": lambda q, k: Operands(q, k, k).group,
+    "origin": lambda: (0, 0, 0, 0),
+}
 
 
 def _attention_steps() -> dict[str, Step]:
-    found = {f.__name__[1:]: Step(f, parameters(f)) for f in (_scale_value, _position, _group, _bias_finite, _origin)}
+    found = {name: Step(function, parameters(function)) for name, function in _OWN.items()}
     found["modifier"] = Step(compose, tuple(MODIFIERS))
     for name, step in STEPS.items():
         names = {"scale": "scale_value", **(_BACK if step.stage == "backward" else {}), **_READS.get(name, {})}
         found[_MADE.get(name, name)] = step._replace(reads=tuple(names.get(x, x) for x in step.reads))
-    return found | {alias: Step(_same, (name,)) for alias, name in _ALIASES.items()}
+    return found | {alias: Step(lambda x: x, (name,)) for alias, name in _ALIASES.items()}
 
 
 ATTENTION_STEPS = _attention_steps()

@@ -24,12 +24,11 @@ from attngrad.explain import invariants
 from attngrad.explain.entries import index, locate
 from attngrad.explain.invariants import Invariant
 from attngrad.explain.rules import RULES, Rule, resolve
-from attngrad.explain.step import Step
-from attngrad.explain.step import make_step as make_step
 from attngrad.explain.terms import Cells, Explanation, expand
 from attngrad.explain.tokens import Tokens
 from attngrad.explain.tokens import check_tokens as check_tokens
-from attngrad.explain.values import compute, to_float64, widen
+from attngrad.explain.values import Step, compute, to_float64, widen
+from attngrad.explain.values import make_step as make_step
 from attngrad.reference.dense import visibility
 from attngrad.reference.modifiers import modifiers
 

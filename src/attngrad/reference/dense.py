@@ -11,7 +11,7 @@ from array_api_compat import device
 from attngrad.core import arrays
 from attngrad.core.arrays import Array
 from attngrad.core.dtypes import BFLOAT16
-from attngrad.core.options import Operands, Options, Tangents
+from attngrad.core.options import Operands, Options
 
 
 def namespace(x: Array) -> Any:
@@ -79,11 +79,6 @@ def transpose(x: Array) -> Array:
 def zeros_if_none(x: Array | None, like: Array) -> Array:
     """``x``, or zeros like ``like``."""
     return namespace(like).zeros_like(like) if x is None else x
-
-
-def fill_zeros(x: Operands, t: Tangents) -> Tangents:
-    """``t`` with zeros for the None of q, k and v."""
-    return Tangents(zeros_if_none(t.q, x.q), zeros_if_none(t.k, x.k), zeros_if_none(t.v, x.v), t.bias, t.sinks)
 
 
 def per_query_head(x: Array, group: int) -> Array:

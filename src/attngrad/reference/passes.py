@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from attngrad.core.arrays import Array
 from attngrad.core.options import Gradients, Operands, Options, Tangents
 from attngrad.reference import steps, tangent_steps  # noqa: F401 - they fill the table
-from attngrad.reference.dense import fill_zeros, zeros_if_none
+from attngrad.reference.dense import zeros_if_none
 from attngrad.reference.modifiers import modifiers
 from attngrad.reference.table import evaluate
 
@@ -23,7 +23,8 @@ def inputs(x: Operands, o: Options) -> dict[str, Any]:
 
 def directions(x: Operands, t: Tangents) -> dict[str, Any]:
     """The tangents by name; zeros for the None of q, k and v."""
-    return {f"{name}_dot": d for name, d in fill_zeros(x, t)._asdict().items()}
+    found = {"q": zeros_if_none(t.q, x.q), "k": zeros_if_none(t.k, x.k), "v": zeros_if_none(t.v, x.v)}
+    return {f"{name}_dot": d for name, d in (t._asdict() | found).items()}
 
 
 def take(values: dict[str, Any], names: tuple[str, ...]) -> list[Any]:
