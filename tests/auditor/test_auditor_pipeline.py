@@ -55,6 +55,14 @@ def test_a_mistake_in_a_step_that_does_not_exist_is_an_error():
         Pipeline(a_case().given, LONG, [{"weights_bakc": lambda p, base: base()}])
 
 
+def test_a_step_that_is_redone_with_what_it_does_not_read_is_an_error():
+    p = Pipeline(a_case().given, LONG)
+    assert np.array_equal(p.redo("dscores"), p.dscores)
+    assert not np.array_equal(p.redo("dscores", delta=np.zeros_like(p.delta)), p.dscores)
+    with pytest.raises(AttributeError, match="'dscores' does not read 'weights'"):
+        p.redo("dscores", weights=p.weights)
+
+
 def test_only_what_is_declared_optional_is_none_where_it_was_not_given():
     p = Pipeline(a_case().given, LONG)
     assert {name: getattr(p, name) for name in OPTIONAL} == dict.fromkeys(OPTIONAL)
@@ -103,7 +111,7 @@ def compute(case, dtype, *variants):
     given = {**case.given, "candidate_dtype": np.dtype(np.float64)}
     for v in variants:
         if v.fit is not None:
-            given["fitted"] = 0.1 if "input_gradient" in v.steps else None
+            given["fitted"] = 0.1 if "dquery" in v.steps else None
     p = Pipeline(given, dtype, [v.steps for v in variants], exact)
     new = False
     with np.errstate(all="ignore"):

@@ -22,6 +22,7 @@ import attngrad
 from attngrad import reference
 from attngrad.core.binding import bind
 from attngrad.explain.html import WHOLE, WINDOW
+from attngrad.reference.dense import visibility
 from cases import EVERYTHING, OPTIONS, SHAPES, make
 
 CHROMIUM = next(
@@ -122,7 +123,7 @@ def by_python(t: attngrad.Trace, on: dict[str, bool], batch: int = 0) -> dict[st
         k, v = (np.repeat(a, group, axis=0) for a in (k, v))
     if group == 1 and on["gqa"]:
         k, v = k[:1], v[:1]
-    visible = one(np.broadcast_to(reference.visibility(x, type(o)(1.0, window=o.window)), x.scores_shape)).copy()
+    visible = one(np.broadcast_to(visibility(x, type(o)(1.0, window=o.window)), x.scores_shape)).copy()
     if visible.all():
         visible[..., -1] = False
     options: dict[str, Any] = {"scale": o.scale if on["scale"] else 1.0, "causal": on["causal"]}

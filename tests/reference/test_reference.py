@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import torch_dense
 from attngrad import reference, testing
+from attngrad.core.binding import bind
 from attngrad.core.operands import Gradients
 from attngrad.testing import complex_step_hvp, complex_step_jvp, complex_step_vjp, relative_error
 from cases import EVERYTHING, OPTIONS, PAIRS, SHAPES, SINGLES, Case, Shape, label, make
@@ -161,7 +162,7 @@ def test_every_result_keeps_a_narrow_dtype(names, dtype):
     c = make(names)
     narrow = c.cast(dtype)
     narrow.dlse, narrow.dlse_dot = narrow.dlse.astype(dtype), narrow.dlse_dot.astype(dtype)
-    x, o, _ = reference.bind("test", *narrow.qkv, narrow.options, kernels=False)
+    x, o, _ = bind("test", *narrow.qkv, narrow.options, kernels=False)
     f = reference.forward(x, o)
     b = reference.backward(x, o, f, narrow.dout)
     ft = reference.forward_tangent(x, o, f, narrow.t)
@@ -307,7 +308,7 @@ def test_the_oracles_notice_a_wrong_gradient():
         planted = gradient.copy()
         planted.flat[planted.argmax()] *= 1 + 1e-9
         assert errors(truth._replace(**{name: planted}), truth)[name] > EXACT
-    x, o, _ = reference.bind("test", *c.qkv, c.options, kernels=False)
+    x, o, _ = bind("test", *c.qkv, c.options, kernels=False)
     f = reference.forward(x, o)
     wrong = f.weights * (c.dout @ np.repeat(c.v, 2, axis=-3).swapaxes(-1, -2))  # Omega without the row term
     dq = o.scale * wrong @ np.repeat(c.k, 2, axis=-3)

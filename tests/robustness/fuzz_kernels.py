@@ -25,6 +25,7 @@ import instruction_sets
 from attngrad import _native, reference
 from attngrad.core.dtypes import ACCUMULATE
 from attngrad.core.operands import Tangents
+from attngrad.reference import steps, tangent_steps
 from attngrad.testing import rms_error, rounding_bound
 from cases import OPTIONS, Case, Shape, make
 from passes import all_passes, redraw
@@ -81,13 +82,19 @@ def results(c: Case, module: Any) -> dict[str, Any]:
 
 
 DRAWS = 24
-MATMUL = reference.matmul
+MATMUL = steps.matmul
 
 
 @contextmanager
 def rounding_every_step() -> Iterator[None]:
     """Within, the reference rounds every product and every sum; BLAS has several sums for a number, each smaller."""
-    with patch.object(reference, "matmul", _one_by_one):
+    with _multiplying_by(_one_by_one):
+        yield
+
+
+@contextmanager
+def _multiplying_by(matmul: Any) -> Iterator[None]:
+    with patch.object(steps, "matmul", matmul), patch.object(tangent_steps, "matmul", matmul):
         yield
 
 
@@ -109,7 +116,7 @@ def errors(c: Case, moved: Case, dtype: Any) -> dict[str, tuple[float, float, fl
     narrow.dlse = c.dlse.astype(dtype)
     narrow.dlse_dot = None if c.dlse_dot is None else c.dlse_dot.astype(dtype)
     with np.errstate(all="ignore"):
-        with patch.object(reference, "matmul", MATMUL):
+        with _multiplying_by(MATMUL):
             truth = results(c.cast(np.longdouble), reference)
         naive = results(narrow, reference)
     eps, least = float(ml_dtypes.finfo(dtype).eps), float(np.finfo(ACCUMULATE.get(np.dtype(dtype), dtype)).tiny)

@@ -1,14 +1,15 @@
-# ruff: noqa: D103 - a step is its formula; where that does not say it, it has a docstring
 """The steps of the layer, around those of attention: y = merge(attention(split(x w))) w_o."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from attngrad.auditor.pipeline import Pipeline, Undefined, layer_step
+from attngrad.auditor.steps import Undefined
 from attngrad.reference.dense import matmul, transpose
+from attngrad.reference.table import Step, parameters
 
 
 def split_heads(x: Any, heads: int) -> Any:
@@ -30,134 +31,47 @@ def per_token(x: Any, w: Any) -> Any:
     return matmul(x, w)
 
 
-@layer_step
-def split(p: Pipeline) -> Any:
-    """How heads are split, as a function."""
-    return split_heads
-
-
-@layer_step
-def merge(p: Pipeline) -> Any:
-    """How heads are merged, as a function."""
-    return merge_heads
-
-
-@layer_step
-def split_back(p: Pipeline) -> Any:
-    """How the backward splits, which inverts the merge."""
-    return split_heads
-
-
-@layer_step
-def merge_back(p: Pipeline) -> Any:
-    return merge_heads
-
-
-@layer_step
-def q(p: Pipeline) -> Any:
-    return p.split(per_token(p.query, p.w_q), p.num_heads)
-
-
-@layer_step
-def k(p: Pipeline) -> Any:
-    return p.split(per_token(p.key, p.w_k), p.num_kv_heads)
-
-
-@layer_step
-def v(p: Pipeline) -> Any:
-    return p.split(per_token(p.value, p.w_v), p.num_kv_heads)
-
-
-@layer_step
-def merged(p: Pipeline) -> Any:
-    return p.merge(p.out)
-
-
-@layer_step
-def y(p: Pipeline) -> Any:
-    return per_token(p.merged, p.w_o)
-
-
-@layer_step
-def dmerged(p: Pipeline) -> Any:
-    return per_token(p.dy, transpose(p.w_o))
-
-
-@layer_step
-def dout(p: Pipeline) -> Any:
-    return p.split_back(p.dmerged, p.num_heads)
-
-
 def outer(x: Any, dx: Any) -> Any:
     """x^T dx, summed over batch and tokens."""
     return per_token(transpose(x.reshape(-1, x.shape[-1])), dx.reshape(-1, dx.shape[-1]))
 
 
-@layer_step
-def weight_gradient(p: Pipeline) -> Any:
-    """How dW comes from an input and an output gradient, as a function."""
-    return outer
-
-
-@layer_step
-def input_gradient(p: Pipeline) -> Any:
-    """How dX comes from an output gradient, W and dW, as a function."""
-    return lambda dx, w, dw: per_token(dx, transpose(w))
-
-
-@layer_step
-def dq_flat(p: Pipeline) -> Any:
-    return p.merge_back(p.dq)
-
-
-@layer_step
-def dk_flat(p: Pipeline) -> Any:
-    return p.merge_back(p.dk)
-
-
-@layer_step
-def dv_flat(p: Pipeline) -> Any:
-    return p.merge_back(p.dv)
-
-
-@layer_step
-def dw_o(p: Pipeline) -> Any:
-    return p.weight_gradient(p.merged, p.dy)
-
-
-@layer_step
-def dw_q(p: Pipeline) -> Any:
-    return p.weight_gradient(p.query, p.dq_flat)
-
-
-@layer_step
-def dw_k(p: Pipeline) -> Any:
-    return p.weight_gradient(p.key, p.dk_flat)
-
-
-@layer_step
-def dw_v(p: Pipeline) -> Any:
-    return p.weight_gradient(p.value, p.dv_flat)
-
-
-@layer_step
-def dquery(p: Pipeline) -> Any:
-    return p.input_gradient(p.dq_flat, p.w_q, lambda: p.dw_q)
-
-
-@layer_step
-def dkey(p: Pipeline) -> Any:
-    return p.input_gradient(p.dk_flat, p.w_k, lambda: p.dw_k)
-
-
-@layer_step
-def dvalue(p: Pipeline) -> Any:
-    return p.input_gradient(p.dv_flat, p.w_v, lambda: p.dw_v)
-
-
-@layer_step
-def dx(p: Pipeline) -> Any:
+def _self_attention(query: Any, key: Any, value: Any, dquery: Any, dkey: Any, dvalue: Any) -> Any:
     """The gradient of the one input of self-attention."""
-    if p.key.shape != p.query.shape or not (np.array_equal(p.key, p.query) and np.array_equal(p.value, p.query)):
+    if key.shape != query.shape or not (np.array_equal(key, query) and np.array_equal(value, query)):
         raise Undefined
-    return p.dquery + p.dkey + p.dvalue
+    return dquery + dkey + dvalue
+
+
+_STEPS: dict[str, Callable[..., Any]] = {
+    # how heads are split and merged, as functions; in the backward each inverts the other
+    "split": lambda: split_heads,
+    "merge": lambda: merge_heads,
+    "split_back": lambda: split_heads,
+    "merge_back": lambda: merge_heads,
+    # forward
+    "q": lambda query, w_q, split, num_heads: split(per_token(query, w_q), num_heads),
+    "k": lambda key, w_k, split, num_kv_heads: split(per_token(key, w_k), num_kv_heads),
+    "v": lambda value, w_v, split, num_kv_heads: split(per_token(value, w_v), num_kv_heads),
+    "merged": lambda out, merge: merge(out),
+    "y": lambda merged, w_o: per_token(merged, w_o),
+    # backward, with dW of an input and an output gradient, and dX of an output gradient and W, as functions
+    "dmerged": lambda dy, w_o: per_token(dy, transpose(w_o)),
+    "dout": lambda dmerged, split_back, num_heads: split_back(dmerged, num_heads),
+    "weight_gradient": lambda: outer,
+    "input_gradient": lambda: lambda dx, w: per_token(dx, transpose(w)),
+    "dq_flat": lambda dq, merge_back: merge_back(dq),
+    "dk_flat": lambda dk, merge_back: merge_back(dk),
+    "dv_flat": lambda dv, merge_back: merge_back(dv),
+    "dw_o": lambda weight_gradient, merged, dy: weight_gradient(merged, dy),
+    "dw_q": lambda weight_gradient, query, dq_flat: weight_gradient(query, dq_flat),
+    "dw_k": lambda weight_gradient, key, dk_flat: weight_gradient(key, dk_flat),
+    "dw_v": lambda weight_gradient, value, dv_flat: weight_gradient(value, dv_flat),
+    "dquery": lambda input_gradient, dq_flat, w_q: input_gradient(dq_flat, w_q),
+    "dkey": lambda input_gradient, dk_flat, w_k: input_gradient(dk_flat, w_k),
+    "dvalue": lambda input_gradient, dv_flat, w_v: input_gradient(dv_flat, w_v),
+    "dx": _self_attention,
+}
+
+LAYER_STEPS = {name: Step(function, parameters(function)) for name, function in _STEPS.items()}
+"""The steps that the layer adds, by name; their parameters are what they read."""

@@ -8,28 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from attngrad.auditor.mistakes import Mistake, catalogue
-
-_THEMES = {
-    "scale": "The scale",
-    "softmax": "Softmax and its derivative",
-    "masks": "Causality, masks, windows, dropout",
-    "modifiers": "Softcap, bias, sinks",
-    "products": "Matrix products",
-    "heads": "Heads",
-    "tiles": "Tiles, chunks, precision",
-    "tangents": "Forward mode and second order",
-    "layer": "The layer",
-}
-
-
-def _theme(mistake: Mistake) -> str:
-    import importlib
-
-    for name in _THEMES:
-        if mistake in importlib.import_module(f"attngrad.auditor.mistakes.{name}").MISTAKES:
-            return name
-    raise KeyError(mistake.id)
+from attngrad.auditor.mistakes import Mistake, catalogue, themes
 
 
 def page(mistake: Mistake) -> str:
@@ -80,12 +59,11 @@ def index() -> str:
         "compute; it is named only where that reproduces the candidate's numbers in every case.",
         "",
     ]
-    for name, title in _THEMES.items():
+    for title, mistakes in themes().items():
         lines += [f"## {title}", "", "| id | what it is | computed |", "|---|---|---|"]
-        for m in catalogue():
-            if _theme(m) == name:
-                formula = m.formula.replace("|", "\\|")
-                lines.append(f"| [`{m.id}`]({m.id}.md) | {m.title} | `{formula}` |")
+        for m in mistakes:
+            formula = m.formula.replace("|", "\\|")
+            lines.append(f"| [`{m.id}`]({m.id}.md) | {m.title} | `{formula}` |")
         lines.append("")
     lines += ["```{toctree}", ":hidden:", ":glob:", "", "*", "```"]  # for the site: the pages under this one
     return "\n".join(lines) + "\n"

@@ -1,101 +1,53 @@
 """One pipeline of named steps: the forward pass, the backward pass and their tangents, of attention and of the layer.
 
-Every step is a small function of the ones before it, computed when it is asked for, in any dtype. A mistake of the
-catalogue overrides steps, and two mistakes compose because they override steps of the same pipeline. Without mistakes,
-in longdouble, it is the truth; in the dtype of the candidate, it is the straightforward computation.
+The steps are those of the book (``steps``) and of the layer around it (``layer_steps``), each computed once, when it is
+asked for, in any dtype. A mistake of the catalogue overrides steps, and two mistakes compose because they override
+steps of the same pipeline. Without mistakes, in longdouble, it is the truth; in the dtype of the candidate, it is the
+straightforward computation.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from types import CodeType, FunctionType
 from typing import Any
 
 import numpy as np
 
+from attngrad.auditor.layer_steps import LAYER_STEPS
+from attngrad.auditor.steps import ATTENTION_STEPS, Undefined
 from attngrad.core.options import OPTION_NAMES
 
-Step = Callable[["Pipeline"], Any]
+__all__ = ["ATTENTION_STEPS", "LAYER_STEPS", "Override", "Pipeline", "Undefined", "affected", "reads"]
+
 Override = Callable[["Pipeline", Callable[[], Any]], Any]
 
-ATTENTION_STEPS: dict[str, Step] = {}
-"""The steps of attention, by name; ``steps`` fills it."""
-LAYER_STEPS: dict[str, Step] = {}
-"""Those that the layer adds; ``layer_steps`` fills it."""
-
-
+_STEPS = {**ATTENTION_STEPS, **LAYER_STEPS}
 INPUTS = frozenset(
     ("q", "k", "v", "dout", "q_dot", "k_dot", "v_dot", "dout_dot", "query", "key", "value", "w_q", "w_k", "w_v", "w_o",
      "dy", "num_heads", "num_kv_heads")
 )  # fmt: skip
 """What a case gives, of attention or of the layer."""
-OPTIONAL = frozenset(OPTION_NAMES) - {"return_lse"} | {"bias_dot", "sinks_dot", "fitted", "candidate_dtype"}
-"""What is None where it was not given: options, their tangents, and what ``diagnose`` knows of the candidate."""
-
-
-class Undefined(Exception):  # noqa: N818
-    """The mistake has no meaning for these shapes or options; the case has no such step.
-
-    The one reason for which a mistake may have no effect. Any other exception is an error of the auditor.
-    """
-
-
-def attention_step(function: Step) -> Step:
-    """Register a step of attention under its own name."""
-    ATTENTION_STEPS[function.__name__] = function
-    return function
-
-
-def layer_step(function: Step) -> Step:
-    """Register a step of the layer under its own name."""
-    LAYER_STEPS[function.__name__] = function
-    return function
-
-
-@cache
-def _steps() -> Mapping[str, Step]:
-    from attngrad.auditor import layer_steps, steps  # noqa: F401 - they register themselves
-
-    return {**ATTENTION_STEPS, **LAYER_STEPS}
+OPTIONAL = frozenset(OPTION_NAMES) - {"return_lse"} | {
+    *("dlse", "bias_dot", "sinks_dot", "dlse_dot"),
+    *("fitted", "candidate_dtype"),
+}
+"""What is None where it was not given: options, cotangents, tangents, and what ``diagnose`` knows of the candidate."""
 
 
 def check_name(name: str) -> None:
     """An AttributeError with the nearest name, where no pipeline has this one."""
-    known = (*_steps(), *INPUTS, *OPTIONAL)
+    known = (*_STEPS, *INPUTS, *OPTIONAL)
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
         raise AttributeError(f"Pipeline: there is no step, input or option {name!r}. Did you mean {near[0]!r}?")
 
 
-def _codes(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for inner in code.co_consts:
-        if isinstance(inner, CodeType):
-            yield from _codes(inner)
-
-
 @cache
 def reads() -> Mapping[str, frozenset[str]]:
-    """Which names each step may read: all that its code mentions, and that of the auditor's functions that it calls.
-
-    By its code, not by what a run of it read: no branch is missed, and no audit depends on those before it.
-    """
-    found = {}
-    for name, step in _steps().items():
-        pending, seen, names = [step], {step}, set[str]()
-        while pending:
-            function = pending.pop()
-            assert isinstance(function, FunctionType)  # noqa: S101
-            mentioned = {x for code in _codes(function.__code__) for x in code.co_names}
-            names |= mentioned
-            called = {x for x in map(function.__globals__.get, mentioned) if isinstance(x, FunctionType)}
-            called = {x for x in called - seen if x.__module__.startswith("attngrad.auditor")}
-            pending += called
-            seen |= called
-        found[name] = frozenset(names)
-    return found
+    """Which names each step reads: its parameters. No audit depends on those before it."""
+    return {name: frozenset(step.reads) for name, step in _STEPS.items()}
 
 
 @cache
@@ -133,7 +85,7 @@ class Pipeline:
         fresh = affected(changed)
         self._values: dict[str, Any] = {name: x for name, x in self._inputs.items() if name not in changed}
         self._overrides = overrides
-        self._steps = _steps() if "query" in given else ATTENTION_STEPS
+        self._steps = _STEPS if "query" in given else ATTENTION_STEPS
         self._parent = parent
         self._fresh = None if parent is None else fresh
 
@@ -159,12 +111,19 @@ class Pipeline:
 
     def _compute(self, name: str) -> Any:
         def base() -> Any:
-            return self._inputs[name] if name in self._inputs else self._steps[name](self)
+            return self._inputs[name] if name in self._inputs else self.redo(name)
 
         for overrides in self._overrides:
             if name in overrides:
                 base = _wrap(overrides[name], self, base)
         return base()
+
+    def redo(self, name: str, **changed: Any) -> Any:
+        """What a step makes of ``changed``, where it would read other steps by these names."""
+        step = self._steps[name]
+        for other in changed.keys() - set(step.reads):
+            raise AttributeError(f"Pipeline: the step {name!r} does not read {other!r}. It reads {step.reads}.")
+        return step.function(*[changed[x] if x in changed else getattr(self, x) for x in step.reads])
 
     def reshaped(self, name: str) -> bool:
         """Whether mistakes give a step another shape than it should have."""

@@ -13,13 +13,10 @@ from typing import Any
 import numpy as np
 
 from attngrad.auditor.layer_steps import merge_heads, split_heads
-from attngrad.auditor.pipeline import Pipeline, Undefined
-from attngrad.reference import SoftCap
+from attngrad.auditor.pipeline import RESULTS, Pipeline, Undefined
 from attngrad.reference.dense import per_key_head, per_query_head, sum_to
-
-
-def _t(x: Any) -> Any:
-    return x.swapaxes(-1, -2)
+from attngrad.reference.dense import transpose as _t
+from attngrad.reference.modifiers import IDENTITY
 
 
 class EntryErrors:
@@ -151,15 +148,14 @@ class EntryErrors:
         return sum_to(self.dscores + n * self.size("dscores"), self.p.bias.shape)
 
     def _dsinks(self) -> Any:
-        share, delta = self.size("sink_share"), self.size("delta")
+        share, delta = self.size("sink"), self.size("delta")
         relative = np.expm1(np.minimum(self.lse + self.eps, 30.0))
         return np.sum(share * (relative + 8.0 * self.eps) * delta + share * self.delta, axis=(0, 2)) + self.tiny
 
     def _dz(self) -> Any:
-        cap = SoftCap(self.p.softcap)
-        z = np.asarray(self.p.z, np.float64)
-        slope = np.abs(cap.second(z)) * self.z + (0.0 if self.p.softcap is None else 8.0 * self.eps)
-        return self.dscores * np.abs(cap.first(z)) + self.size("dscores") * slope + self.tiny
+        rounded = 0.0 if self.p.modifier is IDENTITY else 8.0 * self.eps
+        slope = self.size("curvature") * self.z + rounded
+        return self.dscores * self.size("slope") + self.size("dscores") * slope + self.tiny
 
     def _dq(self) -> Any:
         k, ek = self._heads(self.size("k")), self._heads(self.k)
@@ -223,14 +219,5 @@ class TermErrors(EntryErrors):
         return np.full(self.size("z").shape, 2.0 * self.eps)
 
 
-ENTRYWISE = frozenset(name[1:] for name in vars(EntryErrors) if name.startswith("_") and not name.startswith("__")) - {
-    "seen",
-    "relative",
-    "input",
-    "heads",
-    "kept",
-    "outer",
-    "back",
-    "values",
-}
+ENTRYWISE = frozenset(name for name in RESULTS if f"_{name}" in vars(EntryErrors))
 """The results that have an error scale for every entry."""

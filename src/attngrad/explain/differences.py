@@ -11,8 +11,10 @@ from attngrad.core.arrays import NDArray
 from attngrad.core.checks import fail
 from attngrad.core.operands import Operands, Tangents
 from attngrad.explain.invariants import tangents_of
+from attngrad.explain.values import compute
 from attngrad.layers.linear import affine, merge, split
 from attngrad.reference.dense import drop
+from attngrad.reference.modifiers import modifiers
 
 if TYPE_CHECKING:
     from attngrad.explain.trace import Trace
@@ -61,7 +63,7 @@ def _loss(t: Trace, name: str, index: tuple[int, ...], step: float) -> float:
         # S moves as a bias moves it; Z moves S by what the cap makes of it
         bias = np.zeros(x.scores_shape) if x.bias is None else np.broadcast_to(x.bias, x.scores_shape).copy()
         if name == "dZ":
-            cap, z = reference.SoftCap(o.softcap), t["Z"].value[index]
+            cap, z = modifiers(o), t["Z"].value[index]
             step = float(cap.value(np.float64(z + step)) - cap.value(np.float64(z)))
         bias[index] += step
         f = reference.forward(x._replace(bias=bias), o)
@@ -96,8 +98,6 @@ def _pairing(dout: NDArray, out: NDArray, dlse: NDArray | None, lse: NDArray) ->
 
 def _moved(t: Trace, name: str, step: float) -> NDArray:
     """The step whose tangent ``name`` is, where everything has moved by ``step`` along the tangents."""
-    from attngrad.explain.trace import compute
-
     x, direction = t.operands, tangents_of(t)
 
     def along(value: Any, tangent: Any) -> Any:
@@ -107,7 +107,7 @@ def _moved(t: Trace, name: str, step: float) -> NDArray:
     moved: Operands = x._replace(**fields)
     dout = along(_get(t, "dO"), _get(t, "dO_dot"))
     dlse = along(_get(t, "dL"), _get(t, "dL_dot"))
-    values, _ = compute(moved, t.options, dout, dlse, None, None, None)
+    values, _ = compute(moved, t.options, dout, dlse)
     return values[name.removesuffix("_dot")]
 
 

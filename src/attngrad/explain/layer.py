@@ -11,7 +11,9 @@ from attngrad.core.arrays import NDArray
 from attngrad.core.binding import bind
 from attngrad.core.options import OptionArguments
 from attngrad.explain.rules import RULES, Rule, resolve
-from attngrad.explain.trace import Tokens, Trace, compute, widen
+from attngrad.explain.tokens import Tokens
+from attngrad.explain.trace import Trace
+from attngrad.explain.values import compute, widen
 from attngrad.layers.linear import affine, affine_vjp, merge, split
 from attngrad.layers.rope import Rotation, rotation
 
@@ -128,7 +130,7 @@ def trace_layer(
         operands = widen(operands)
         if dy is not None:
             dout = np.ascontiguousarray(split(affine(wide_dy, w["w_o"].T), layer.d_head))
-        inner, flags = compute(operands, o, dout, None, None, None, None)
+        inner, flags = compute(operands, o, dout)
         values |= inner
         merged = merge(inner["O"])
         values["Y"] = affine(merged, w["w_o"], w.get("b_o"))

@@ -14,6 +14,8 @@ import re
 from collections.abc import Iterable, Set
 from typing import NamedTuple
 
+from attngrad.reference.table import STEPS, symbols
+
 
 class Rule(NamedTuple):
     """How one step comes about. ``letters`` are those of an entry; a rule without ``entry`` is an input."""
@@ -34,161 +36,118 @@ STAGES = {
     "second": "Second order: the HVP",
 }
 
+_STAGE = {symbol: stage for stage in STAGES for symbol in symbols((stage,)).values()}
+_NUMBER = {step.symbol: step.number for step in STEPS.values()}
+
+
+def _rule(name: str, letters: str, formula: str, entry: str = "", needs: str = "") -> Rule:
+    """The rule of an input or a step of the table, which has its stage and its number."""
+    return Rule(name, _NUMBER[name] if entry else "", _STAGE[name], letters, formula, entry, needs)
+
+
 _Z = "{cap?dZ:dS}"
 
 RULES = (
-    Rule("Q", "", "forward", "id", "queries"),
-    Rule("K", "", "forward", "jd", "keys"),
-    Rule("V", "", "forward", "je", "values"),
-    Rule("bias", "", "forward", "ij", "added to the scores", needs="bias"),
-    Rule("sigma", "", "forward", "h", "one logit a head, the sink", needs="sinks"),
-    Rule("M", "", "forward", "ij", "0 where dropped, else 1/(1 - rate)", needs="keep"),
-    Rule("Z", "F1", "forward", "ij", "scale Q K^T", "scale sum_d Q[id] K[jd]"),
-    Rule(
+    _rule("Q", "id", "queries"),
+    _rule("K", "jd", "keys"),
+    _rule("V", "je", "values"),
+    _rule("bias", "ij", "added to the scores", needs="bias"),
+    _rule("sigma", "h", "one logit a head, the sink", needs="sinks"),
+    _rule("M", "ij", "0 where dropped, else 1/(1 - rate)", needs="keep"),
+    _rule("Z", "ij", "scale Q K^T", "scale sum_d Q[id] K[jd]"),
+    _rule(
         "S",
-        "F2",
-        "forward",
         "ij",
         "{cap?cap(Z):Z}{bias? + bias:}{hidden?, -inf where hidden:}",
         "{cap?cap(Z[ij]):Z[ij]}{bias? + bias[ij]:}",
     ),
-    Rule(
-        "L",
-        "F3",
-        "forward",
-        "i",
-        "log(rowsum(exp(S)){sinks? + exp(sigma):})",
-        "log sum_j exp(S[ij]){sinks? + exp(sigma[h]):}",
-    ),
-    Rule("A", "F4", "forward", "ij", "exp(S - L)", "exp S[ij] - L[i]"),
-    Rule("sink", "F4", "forward", "i", "exp(sigma - L)", "exp sigma[h] - L[i]", needs="sinks"),
-    Rule("O", "F5", "forward", "ie", "{keep?(A o M):A} V", "sum_j A[ij] {keep?M[ij] :}V[je]"),
-    Rule("dO", "", "backward", "ie", "the loss gradient at O, given"),
-    Rule("dL", "", "backward", "i", "the loss gradient at L, given", needs="dlse"),
-    Rule(
-        "dV",
-        "R1",
-        "backward",
-        "je",
-        "{keep?(A o M):A}^T dO{group?, over the group:}",
-        "sum_i A[ij] {keep?M[ij] :}dO[ie]",
-    ),
-    Rule("dA", "R2", "backward", "ij", "{keep?(dO V^T) o M:dO V^T}", "sum_e dO[ie] V[je]{keep? M[ij]:}"),
-    Rule(
-        "delta",
-        "R3",
-        "backward",
-        "i",
-        "rowsum(dO o O){dlse? - dL:}",
-        "sum_e dO[ie] O[ie]{dlse? - dL[i]:}",
-    ),
-    Rule("dS", "R4", "backward", "ij", "A o (dA - delta)", "A[ij] dA[ij] - A[ij] delta[i]"),
-    Rule("dbias", "R5", "backward", "ij", "dS, summed over what bias is broadcast along", "sum_* dS[ij]", needs="bias"),
-    Rule("dsigma", "R6", "backward", "h", "-sum(sink o delta)", "- sum_bi sink[i] delta[i]", needs="sinks"),
-    Rule("dZ", "R7", "backward", "ij", "{cap?dS o cap'(Z):dS}", "dS[ij]{cap? cap'(Z[ij]):}"),
-    Rule("dQ", "R8", "backward", "id", f"scale {_Z} K", f"scale sum_j {_Z}[ij] K[jd]"),
-    Rule("dK", "R9", "backward", "jd", f"scale {_Z}^T Q{{group?, over the group:}}", f"scale sum_i {_Z}[ij] Q[id]"),
-    Rule("Q_dot", "", "tangent", "id", "the direction of Q, given"),
-    Rule("K_dot", "", "tangent", "jd", "the direction of K, given"),
-    Rule("V_dot", "", "tangent", "je", "the direction of V, given"),
-    Rule("bias_dot", "", "tangent", "ij", "the direction of bias, given", needs="bias_dot"),
-    Rule("sigma_dot", "", "tangent", "h", "the direction of sigma, given", needs="sinks_dot"),
-    Rule(
-        "Z_dot",
-        "T1",
-        "tangent",
-        "ij",
-        "scale (Q_dot K^T + Q K_dot^T)",
-        "scale sum_d Q_dot[id] K[jd] + sum_d Q[id] K_dot[jd]",
-    ),
-    Rule(
+    _rule("L", "i", "log(rowsum(exp(S)){sinks? + exp(sigma):})", "log sum_j exp(S[ij]){sinks? + exp(sigma[h]):}"),
+    _rule("A", "ij", "exp(S - L)", "exp S[ij] - L[i]"),
+    _rule("sink", "i", "exp(sigma - L)", "exp sigma[h] - L[i]", needs="sinks"),
+    _rule("O", "ie", "{keep?(A o M):A} V", "sum_j A[ij] {keep?M[ij] :}V[je]"),
+    _rule("dO", "ie", "the loss gradient at O, given"),
+    _rule("dL", "i", "the loss gradient at L, given", needs="dlse"),
+    _rule("dV", "je", "{keep?(A o M):A}^T dO{group?, over the group:}", "sum_i A[ij] {keep?M[ij] :}dO[ie]"),
+    _rule("dA", "ij", "{keep?(dO V^T) o M:dO V^T}", "sum_e dO[ie] V[je]{keep? M[ij]:}"),
+    _rule("delta", "i", "rowsum(dO o O){dlse? - dL:}", "sum_e dO[ie] O[ie]{dlse? - dL[i]:}"),
+    _rule("dS", "ij", "A o (dA - delta)", "A[ij] dA[ij] - A[ij] delta[i]"),
+    _rule("dbias", "ij", "dS, summed over what bias is broadcast along", "sum_* dS[ij]", needs="bias"),
+    _rule("dsigma", "h", "-sum(sink o delta)", "- sum_bi sink[i] delta[i]", needs="sinks"),
+    _rule("dZ", "ij", "{cap?dS o cap'(Z):dS}", "dS[ij]{cap? cap'(Z[ij]):}"),
+    _rule("dQ", "id", f"scale {_Z} K", f"scale sum_j {_Z}[ij] K[jd]"),
+    _rule("dK", "jd", f"scale {_Z}^T Q{{group?, over the group:}}", f"scale sum_i {_Z}[ij] Q[id]"),
+    _rule("Q_dot", "id", "the direction of Q, given"),
+    _rule("K_dot", "jd", "the direction of K, given"),
+    _rule("V_dot", "je", "the direction of V, given"),
+    _rule("bias_dot", "ij", "the direction of bias, given", needs="bias_dot"),
+    _rule("sigma_dot", "h", "the direction of sigma, given", needs="sinks_dot"),
+    _rule("Z_dot", "ij", "scale (Q_dot K^T + Q K_dot^T)", "scale sum_d Q_dot[id] K[jd] + sum_d Q[id] K_dot[jd]"),
+    _rule(
         "S_dot",
-        "T2",
-        "tangent",
         "ij",
         "{cap?cap'(Z) o Z_dot:Z_dot}{bias_dot? + bias_dot:}{hidden?, 0 where hidden:}",
         "{cap?cap'(Z[ij]) :}Z_dot[ij]{bias_dot? + bias_dot[ij]:}",
     ),
-    Rule(
+    _rule(
         "L_dot",
-        "T3",
-        "tangent",
         "i",
         "rowsum(A o S_dot){sinks_dot? + sink o sigma_dot:}",
         "sum_j A[ij] S_dot[ij]{sinks_dot? + sink[i] sigma_dot[h]:}",
     ),
-    Rule("A_dot", "T4", "tangent", "ij", "A o (S_dot - L_dot)", "A[ij] S_dot[ij] - A[ij] L_dot[i]"),
-    Rule(
+    _rule("A_dot", "ij", "A o (S_dot - L_dot)", "A[ij] S_dot[ij] - A[ij] L_dot[i]"),
+    _rule(
         "O_dot",
-        "T5",
-        "tangent",
         "ie",
         "{keep?(A_dot o M):A_dot} V + {keep?(A o M):A} V_dot",
         "sum_j A_dot[ij] {keep?M[ij] :}V[je] + sum_j A[ij] {keep?M[ij] :}V_dot[je]",
     ),
-    Rule("dO_dot", "", "second", "ie", "the direction of dO, given"),
-    Rule("dL_dot", "", "second", "i", "the direction of dL, given", needs="dlse_dot"),
-    Rule(
+    _rule("dO_dot", "ie", "the direction of dO, given"),
+    _rule("dL_dot", "i", "the direction of dL, given", needs="dlse_dot"),
+    _rule(
         "delta_dot",
-        "H1",
-        "second",
         "i",
         "rowsum(dO_dot o O + dO o O_dot){dlse_dot? - dL_dot:}",
         "sum_e dO_dot[ie] O[ie] + sum_e dO[ie] O_dot[ie]{dlse_dot? - dL_dot[i]:}",
     ),
-    Rule(
+    _rule(
         "dA_dot",
-        "H2",
-        "second",
         "ij",
         "{keep?(dO_dot V^T + dO V_dot^T) o M:dO_dot V^T + dO V_dot^T}",
         "sum_e dO_dot[ie] V[je]{keep? M[ij]:} + sum_e dO[ie] V_dot[je]{keep? M[ij]:}",
     ),
-    Rule(
+    _rule(
         "dS_dot",
-        "H3",
-        "second",
         "ij",
         "A_dot o (dA - delta) + A o (dA_dot - delta_dot)",
         "A_dot[ij] dA[ij] - A_dot[ij] delta[i] + A[ij] dA_dot[ij] - A[ij] delta_dot[i]",
     ),
-    Rule(
+    _rule(
         "dZ_dot",
-        "H4",
-        "second",
         "ij",
         "{cap?dS_dot o cap'(Z) + dS o cap''(Z) o Z_dot:dS_dot}",
         "dS_dot[ij]{cap? cap'(Z[ij]) + dS[ij] cap''(Z[ij]) Z_dot[ij]:}",
     ),
-    Rule(
+    _rule(
         "dQ_dot",
-        "H5",
-        "second",
         "id",
         f"scale ({{cap?dZ_dot:dS_dot}} K + {_Z} K_dot)",
         f"scale sum_j {{cap?dZ_dot:dS_dot}}[ij] K[jd] + sum_j {_Z}[ij] K_dot[jd]",
     ),
-    Rule(
+    _rule(
         "dK_dot",
-        "H6",
-        "second",
         "jd",
         f"scale ({{cap?dZ_dot:dS_dot}}^T Q + {_Z}^T Q_dot){{group?, over the group:}}",
         f"scale sum_i {{cap?dZ_dot:dS_dot}}[ij] Q[id] + sum_i {_Z}[ij] Q_dot[id]",
     ),
-    Rule(
+    _rule(
         "dV_dot",
-        "H7",
-        "second",
         "je",
         "{keep?(A_dot o M):A_dot}^T dO + {keep?(A o M):A}^T dO_dot{group?, over the group:}",
         "sum_i A_dot[ij] {keep?M[ij] :}dO[ie] + sum_i A[ij] {keep?M[ij] :}dO_dot[ie]",
     ),
-    Rule("dbias_dot", "H8", "second", "ij", "dS_dot, summed as dbias", "sum_* dS_dot[ij]", needs="bias"),
-    Rule(
+    _rule("dbias_dot", "ij", "dS_dot, summed as dbias", "sum_* dS_dot[ij]", needs="bias"),
+    _rule(
         "dsigma_dot",
-        "H9",
-        "second",
         "h",
         "-sum(sink o ({sinks_dot?(sigma_dot - L_dot):-L_dot} o delta + delta_dot))",
         "{sinks_dot?- sum_bi sink[i] sigma_dot[h] delta[i] :}+ sum_bi sink[i] L_dot[i] delta[i] "

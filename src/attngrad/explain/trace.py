@@ -4,68 +4,31 @@ from __future__ import annotations
 
 import difflib
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 
-from attngrad import reference
-from attngrad.core.arrays import NDArray, kind_of
+from attngrad.core.arrays import NDArray
 from attngrad.core.binding import bind, bind_tangents, check_cotangents, refuse_lse
-from attngrad.core.checks import check_integer, fail
 from attngrad.core.operands import Operands, Tangents
 from attngrad.core.options import OptionArguments, Options
 from attngrad.explain import invariants
+from attngrad.explain.entries import index, locate
 from attngrad.explain.invariants import Invariant
-from attngrad.explain.rules import KEY_SIDE, RULES, Rule, is_flat, resolve
+from attngrad.explain.rules import RULES, Rule, resolve
 from attngrad.explain.terms import Cells, Explanation, expand
-from attngrad.reference.dense import fill_zeros, visibility, zeros_if_none
+from attngrad.explain.tokens import Tokens
+from attngrad.explain.tokens import check_tokens as check_tokens
+from attngrad.explain.values import Step, compute, to_float64, widen
+from attngrad.explain.values import make_step as make_step
+from attngrad.reference.dense import visibility
+from attngrad.reference.modifiers import modifiers
 
 if TYPE_CHECKING:
     from os import PathLike
 
     from rich.console import Console
-
-Tokens = tuple[tuple[str, ...], tuple[str, ...]]
-
-
-class Step(np.ndarray):
-    """An array of a trace, which knows where it comes from; what is computed from it is a plain array.
-
-    ``name`` is its name, ``formula`` what makes it, ``inputs`` the names in that, ``number`` the number of the formula
-    in docs/notation.md (empty for what is given), ``stage`` the pass it belongs to: forward, backward, tangent, second.
-    """
-
-    name: str = ""
-    formula: str = ""
-    number: str = ""
-    stage: str = ""
-    inputs: tuple[str, ...] = ()
-
-    @property
-    def value(self) -> NDArray:
-        """The numbers, as a plain array."""
-        return self.view(np.ndarray)
-
-    def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
-        return array[()] if return_scalar else np.asarray(array)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.view(np.ndarray)[index]
-
-    def __repr__(self) -> str:
-        return f"{self.name} = {self.formula}\n{self.value!r}" if self.name else repr(self.value)
-
-
-def make_step(rule: Rule, value: NDArray, names: Mapping[str, Any]) -> Step:
-    """``value`` as the read-only step of ``rule``."""
-    step = np.array(value, order="C").view(Step)
-    step.name, step.formula, step.number, step.stage = rule.name, rule.formula, rule.number, rule.stage
-    words = re.findall(r"[A-Za-z]\w*", rule.formula if rule.entry else "")
-    step.inputs = tuple(dict.fromkeys(w for w in words if w in names and w != rule.name))
-    step.flags.writeable = False
-    return step
 
 
 class Trace(Mapping[str, Step]):
@@ -175,8 +138,8 @@ class Trace(Mapping[str, Step]):
           + A[0,0] * V[0,1]     0.7311 *    0.0000  =   0.000000
           + A[0,1] * V[1,1]     0.2689 *    2.0000  =   0.537883
         """
-        env, value = self._locate("trace.explain", name, row, column, head, batch)
-        cap = reference.SoftCap(self.options.softcap)
+        env, value = locate(self, "trace.explain", name, row, column, head, batch)
+        cap = modifiers(self.options)
         functions = {
             text: lambda z, f=f: float(f(np.float64(z)))
             for text, f in (("cap", cap.value), ("cap'", cap.first), ("cap''", cap.second))
@@ -206,59 +169,11 @@ class Trace(Mapping[str, Step]):
         """
         from attngrad.explain.differences import difference
 
-        env, _ = self._locate("trace.finite_difference", name, row, column, head, batch)
-        return difference(self, name, self._index(name, env), step)
+        env, _ = locate(self, "trace.finite_difference", name, row, column, head, batch)
+        return difference(self, name, index(self, name, env), step)
 
     def _values(self) -> dict[str, NDArray]:
         return {name: step.value for name, step in self._steps.items()}
-
-    def _index(self, name: str, env: Mapping[str, int]) -> tuple[int, ...]:
-        """The index into the array of a step."""
-        rule, shape = self.rules[name], self._steps[name].shape
-        if rule.letters == "h":
-            return (env["h"],)
-        head = env["h"] // (self.group if name in KEY_SIDE else 1)
-        leading = tuple(int(n) for n in np.unravel_index(env["b"], self.operands.q.shape[:-3] or (1,)))
-        full = (*leading, *(() if is_flat(name) else (head,)), *(env[c] for c in rule.letters))
-        index = full[len(full) - len(shape) :]
-        return tuple(0 if n == 1 else a for a, n in zip(index, shape, strict=True))
-
-    def _locate(
-        self, function: str, name: str, row: int, column: int | None, head: int, batch: int | tuple[int, ...]
-    ) -> tuple[dict[str, int], float]:
-        """The letters of an entry, checked, and its value."""
-        if name not in self._steps:
-            raise KeyError(self._unknown(name))
-        rule, x = self.rules[name], self._steps[name]
-        shape = (*(1,) * (len(rule.letters) - x.ndim), *x.shape)  # a bias may have fewer axes
-        extents = [int(n) for n in shape[-len(rule.letters) :]]
-        given: list[tuple[str, Any]] = [("row", row)]
-        if len(rule.letters) == 2:
-            if column is None:
-                fail(TypeError, function, "column", f"be given, for {name} is a matrix", "None")
-            given.append(("column", column))
-        elif column is not None:
-            fail(TypeError, function, "column", f"be None, for {name} has one number a row", column)
-        env = {"b": self._batch(function, batch), "h": 0}
-        for letter, n, (argument, at) in zip(rule.letters, extents, given, strict=True):
-            env[letter] = _wrap(function, argument, at, n)
-        if rule.letters != "h" and not is_flat(name):
-            heads = self.operands.heads // (self.group if name in KEY_SIDE else 1)
-            own = _wrap(function, "head", head, heads)
-            env["h"] = own * (self.group if name in KEY_SIDE else 1)
-            if rule.letters[-1] in "de":
-                env["n"] = own * extents[-1] + env[rule.letters[-1]]
-                env["p"] = (env[rule.letters[-1]] + extents[-1] // 2) % extents[-1]
-        return env, float(x[self._index(name, env)])
-
-    def _batch(self, function: str, batch: int | tuple[int, ...]) -> int:
-        shape = self.operands.q.shape[:-3]
-        if isinstance(batch, tuple):
-            if len(batch) != len(shape):
-                fail(ValueError, function, "batch", f"have {len(shape)} indices, one a leading axis", batch)
-            places = tuple(_wrap(function, "batch", b, n) for b, n in zip(batch, shape, strict=True))
-            return int(np.ravel_multi_index(places, shape)) if shape else 0
-        return _wrap(function, "batch", batch, math.prod(shape))
 
     # --- renderings --------------------------------------------------------------------------------------------------
 
@@ -309,14 +224,6 @@ def _count(n: int, one: str, many: str = "") -> str:
     return f"{n} {one}" if n == 1 else f"{n} {many or one + 's'}"
 
 
-def _wrap(function: str, argument: str, value: object, n: int) -> int:
-    """An index into n, negative ones from the end."""
-    at = check_integer(function, argument, value)
-    if not -n <= at < n:
-        fail(ValueError, function, argument, f"be in [{-n}, {n})", at)
-    return at % n
-
-
 # --- making one ------------------------------------------------------------------------------------------------------
 
 
@@ -365,22 +272,9 @@ def trace(
                     f"{name}: {argument} was given without {argument[:-4]}. Pass {argument[:-4]}= as well."
                 )
     x = widen(x)
-    t = None if t is None else Tangents(*(_wide(a) for a in t))
-    values, flags = compute(x, o, _wide(dout), _wide(dlse), _wide(dout_dot), _wide(dlse_dot), t)
+    t = None if t is None else Tangents(*(to_float64(a) for a in t))
+    values, flags = compute(x, o, to_float64(dout), to_float64(dlse), to_float64(dout_dot), to_float64(dlse_dot), t)
     return Trace(x, o, values, resolve(RULES, flags), check_tokens(name, tokens, *x.scores_shape[-2:]))
-
-
-def _wide(x: Any) -> Any:
-    return None if x is None else np.array(x, np.float64)
-
-
-def widen(x: Operands) -> Operands:
-    """The operands in float64, copied, so that the trace stays what it was."""
-    segments = None if x.segments is None else (np.array(x.segments[0]), np.array(x.segments[1]))
-    mask = None if x.mask is None else np.array(x.mask)
-    offset = x.offset if isinstance(x.offset, int) else np.array(x.offset)
-    wide = {name: _wide(getattr(x, name)) for name in Tangents._fields}
-    return Operands(mask=mask, segments=segments, offset=offset, **wide)
 
 
 def _tangents(function: str, x: Operands, tangents: object) -> Tangents:
@@ -388,66 +282,3 @@ def _tangents(function: str, x: Operands, tangents: object) -> Tangents:
         full = (*tangents, None)[:5]
         return bind_tangents(function, x, tuple(full[:3]), full[3], full[4])
     return bind_tangents(function, x, tangents, None, None)
-
-
-def check_tokens(function: str, tokens: Any, t: int, s: int) -> Tokens | None:
-    """The labels of t queries and s keys, from one list for both or a pair of lists."""
-    if tokens is None:
-        return None
-    if isinstance(tokens, str) or not isinstance(tokens, Sequence):
-        _bad_tokens(function, t, s, kind_of(tokens))
-    pair = tokens if len(tokens) == 2 and not any(isinstance(a, str) for a in tokens) else (tokens, tokens)
-    for labels, n in zip(pair, (t, s), strict=True):
-        if not isinstance(labels, Sequence) or not all(isinstance(label, str) for label in labels):
-            _bad_tokens(function, t, s, "labels that are no strings")
-        if len(labels) != n:
-            fail(
-                ValueError, function, "tokens", f"have {t} labels of queries and {s} of keys", f"{len(labels)} for {n}"
-            )
-    return tuple(pair[0]), tuple(pair[1])
-
-
-def _bad_tokens(function: str, t: int, s: int, got: str) -> NoReturn:
-    rule = f"be a list of {t} strings" if t == s else f"be a pair of lists, {t} and {s} strings"
-    fail(TypeError, function, "tokens", rule, got, "A text is split into tokens with text.split().")
-
-
-def compute(
-    x: Operands, o: Options, dout: Any, dlse: Any, dout_dot: Any, dlse_dot: Any, t: Tangents | None
-) -> tuple[dict[str, NDArray], set[str]]:
-    """Every intermediate by its mathematical name, and the flags that choose among the rules."""
-    with np.errstate(all="ignore"):
-        f = reference.forward(x, o)
-        values = {"Q": x.q, "K": x.k, "V": x.v, "bias": x.bias, "sigma": x.sinks, "M": f.keep, "sink": f.sink}
-        values |= {"Z": f.z, "S": f.scores, "L": f.lse, "A": f.weights, "O": f.out}
-        backward = dout is not None or dlse is not None
-        if backward:
-            dout = zeros_if_none(dout, f.out)
-            b = reference.backward(x, o, f, dout, dlse)
-            values |= {"dO": dout, "dL": dlse, "dA": b.dweights, "delta": b.delta, "dS": b.dscores, "dZ": b.dz}
-            values |= dict(zip(("dQ", "dK", "dV", "dbias", "dsigma"), b.grads, strict=True))
-        if t is not None:
-            t = fill_zeros(x, t)
-            ft = reference.forward_tangent(x, o, f, t)
-            values |= dict(zip(("Q_dot", "K_dot", "V_dot", "bias_dot", "sigma_dot"), t, strict=True))
-            values |= dict(zip(("Z_dot", "S_dot", "L_dot", "A_dot", "O_dot"), ft, strict=True))
-        if backward and t is not None:
-            dout_dot = zeros_if_none(dout_dot, dout)
-            bt = reference.backward_tangent(x, o, f, b, ft, t, dout, dout_dot, dlse_dot)
-            values |= {"dO_dot": dout_dot, "dL_dot": dlse_dot}
-            values |= dict(zip(("dA_dot", "delta_dot", "dS_dot", "dZ_dot"), bt[:4], strict=True))
-            values |= dict(zip(("dQ_dot", "dK_dot", "dV_dot", "dbias_dot", "dsigma_dot"), bt.grads_dot, strict=True))
-    given = {
-        "cap": o.softcap,
-        "bias": x.bias,
-        "sinks": x.sinks,
-        "keep": f.keep,
-        "dlse": dlse,
-        "dlse_dot": dlse_dot,
-        "bias_dot": None if t is None else t.bias,
-        "sinks_dot": None if t is None else t.sinks,
-    }
-    flags = {name for name, value in given.items() if value is not None}
-    flags |= {"group"} if x.group > 1 else set()
-    flags |= {"hidden"} if not bool(np.all(f.visible)) else set()
-    return {name: value for name, value in values.items() if value is not None}, flags

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import array_api_compat.numpy as numpy_namespace
 import numpy as np
 from array_api_compat import device
 
-from attngrad.core.arrays import Array, namespace
+from attngrad.core import arrays
+from attngrad.core.arrays import Array
 from attngrad.core.dtypes import BFLOAT16
-from attngrad.core.operands import Operands, Tangents
+from attngrad.core.operands import Operands
 from attngrad.core.options import Options
-from attngrad.core.philox import keep_mask
+
+
+def namespace(x: Array) -> Any:
+    """The array-API namespace of ``x``, at once for NumPy: for tiny arrays, finding it is a third of the time."""
+    return numpy_namespace if type(x) is np.ndarray else arrays.namespace(x)
 
 
 def is_bfloat16(x: Array) -> bool:
@@ -76,11 +82,6 @@ def zeros_if_none(x: Array | None, like: Array) -> Array:
     return namespace(like).zeros_like(like) if x is None else x
 
 
-def fill_zeros(x: Operands, t: Tangents) -> Tangents:
-    """``t`` with zeros for the None of q, k and v."""
-    return Tangents(zeros_if_none(t.q, x.q), zeros_if_none(t.k, x.k), zeros_if_none(t.v, x.v), t.bias, t.sinks)
-
-
 def per_query_head(x: Array, group: int) -> Array:
     """Key heads repeated for the query heads that read them: head h reads key head h // group."""
     return x if group == 1 else namespace(x).repeat(x, group, axis=-3)
@@ -97,27 +98,18 @@ def per_key_head(x: Array, like: Array) -> Array:
     return sum_over(xp.reshape(x, (*x.shape[:-3], heads, int(x.shape[-3]) // heads, *x.shape[-2:])), -3)
 
 
-def sink_rows(x: Operands, values: Array | None = None) -> Any:
-    """The sinks (or their tangents), shaped to broadcast over (..., Hq, T); None without sinks."""
-    values = x.sinks if values is None else values
+def sink_rows(values: Array | None, q: Array) -> Array | None:
+    """One value per query head, shaped to broadcast over (..., Hq, T); None where there are none."""
     if values is None:
         return None
-    values = cast(values, x.q)
-    return values if len(x.q.shape) == 2 else values[:, None]
+    values = cast(values, q)
+    return values if len(q.shape) == 2 else values[:, None]
 
 
-def sum_sinks(x: Operands, rows: Array) -> Array:
-    """Rows (..., Hq, T) summed over everything but the head, in the dtype of sinks."""
-    per_head = (1,) if len(x.q.shape) == 2 else (x.heads, 1)
-    return cast(namespace(rows).reshape(sum_to(rows, per_head), (x.heads,)), x.sinks)
-
-
-def keep_factor(x: Operands, o: Options) -> Array | None:
-    """M: the keep mask over (1 - rate); None without dropout."""
-    if o.dropout == 0.0 or o.seed is None:
-        return None
-    keep = keep_mask(x.scores_shape, o.dropout, o.seed, x.origin)
-    return scalar(keep, x.q) / scalar(1.0 - o.dropout, x.q)
+def sum_sinks(rows: Array, sinks: Array) -> Array:
+    """Rows (..., Hq, T) summed over everything but the head, in the shape and dtype of ``sinks``."""
+    per_head = (1,) if len(rows.shape) == 1 else (*sinks.shape, 1)
+    return cast(namespace(rows).reshape(sum_to(rows, per_head), sinks.shape), sinks)
 
 
 def drop(weights: Array, keep: Array | None) -> Array:
@@ -138,30 +130,34 @@ def zero_blind(x: Array, visible: Array) -> Array:
 
 def visibility(x: Operands, o: Options) -> Array:
     """Which key each query may attend to: broadcastable to (..., Hq, T, S)."""
-    xp, dev = namespace(x.q), device(x.q)
-    heads_axis = len(x.q.shape) > 2
-    t, s = x.scores_shape[-2:]
+    return seen(x.q, x.k, x.bias, x.mask, x.segments, x.offset, o.causal, o.window)
+
+
+def seen(q: Array, k: Array, bias: Any, mask: Any, segments: Any, offset: Any, causal: bool, window: Any) -> Array:
+    """``visibility`` by its parts."""
+    xp, dev = namespace(q), device(q)
+    heads_axis = len(q.shape) > 2
+    t, s = int(q.shape[-2]), int(k.shape[-2])
     i = xp.arange(t, dtype=xp.int64, device=dev)[:, None]
     j = xp.arange(s, dtype=xp.int64, device=dev)[None, :]
     visible = xp.ones((t, s), dtype=xp.bool, device=dev)
-    offset = x.offset
     if not isinstance(offset, int):
         offset = xp.astype(offset, xp.int64)[..., None, None, None] if heads_axis else xp.astype(offset, xp.int64)
     position = i + offset  # of query i among the keys
-    if o.causal:
+    if causal:
         visible = visible & (j <= position)
-    left, right = o.window or (None, None)
+    left, right = window or (None, None)
     if left is not None:
         visible = visible & (j >= position - left)
     if right is not None:
         visible = visible & (j <= position + right)
-    if x.segments is not None:
-        q_ids, k_ids = x.segments
+    if segments is not None:
+        q_ids, k_ids = segments
         if heads_axis:
             q_ids, k_ids = q_ids[..., None, :], k_ids[..., None, :]  # ids are the same for all heads
         visible = visible & (q_ids[..., :, None] == k_ids[..., None, :])
-    if x.mask is not None:
-        visible = visible & x.mask
-    if x.bias is not None:
-        visible = visible & (real_part(x.bias) != -xp.inf)
+    if mask is not None:
+        visible = visible & mask
+    if bias is not None:
+        visible = visible & (real_part(bias) != -xp.inf)
     return visible

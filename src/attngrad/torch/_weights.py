@@ -11,8 +11,8 @@ from attngrad.core import option_checks
 from attngrad.core.operands import Operands, assemble, flatten
 from attngrad.core.options import OptionArguments, Options, reject_unknown
 from attngrad.core.philox import keep_mask
-from attngrad.reference import SoftCap
 from attngrad.reference.dense import visibility
+from attngrad.reference.modifiers import modifiers
 from attngrad.torch._attention import attention
 from attngrad.torch._passes import check_seed, passes_of
 from attngrad.torch._tensors import wide_dtype
@@ -43,7 +43,7 @@ def attention_weights(q: Tensor, k: Tensor, lse: Tensor | None = None, **options
     x, _ = assemble(o, {"q": q, "k": k, "v": k, **flat})
     if x.group > 1:
         k = k.repeat_interleave(x.group, dim=-3)
-    scores: Tensor = SoftCap(o.softcap).value(o.scale * (q.to(wide) @ k.to(wide).mT))
+    scores: Tensor = modifiers(o).value(o.scale * (q.to(wide) @ k.to(wide).mT))
     if x.bias is not None:
         scores = scores + x.bias.to(wide)
     if _masks(x, o):

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from attngrad.auditor.pipeline import Override, Pipeline, Undefined
+from attngrad.reference.dense import rowsum, zero_hidden
 
 Wild = np.nan
 """What a mistake puts where it leaves a result open (memory that was never written): any value reproduces it."""
@@ -54,6 +55,27 @@ def only(**steps: Override) -> tuple[Variant, ...]:
 def way(note: str, **steps: Override) -> Variant:
     """A variant with a note on where or how."""
     return Variant(steps, note)
+
+
+def reading(step: str, **changed: Callable[[Pipeline], Any]) -> dict[str, Override]:
+    """The override that leaves the formula of ``step`` as it is, and lets it read something else."""
+    return {step: lambda p, base: p.redo(step, **{name: other(p) for name, other in changed.items()})}
+
+
+def without(step: str, name: str) -> dict[str, Override]:
+    """The override that lets ``step`` read zeros for ``name``: the terms that it is a factor of are missing."""
+    return reading(step, **{name: lambda p: np.zeros_like(getattr(p, name))})
+
+
+def weights_from_lse(p: Pipeline, visible: Any, factor: float = 1.0) -> Any:
+    """exp(S - factor lse) over what is ``visible``, as a backward pass computes the weights again."""
+    lse = np.where(p.lse == -np.inf, p.c(0.0), p.lse)[..., None]
+    return zero_hidden(np.exp(p.scores_unmasked - lse * p.c(factor)), visible)
+
+
+def delta_from_weights(p: Pipeline, base: Callable[[], Any]) -> Any:
+    """delta as rowsum(A o dA)."""
+    return rowsum(p.weights_back * p.dweights)
 
 
 def need(condition: Any) -> None:

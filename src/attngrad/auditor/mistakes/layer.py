@@ -33,13 +33,12 @@ def _learning_rate(p: Pipeline, returned: Mapping[str, Any]) -> float | None:
     return along / size if size > 0 and np.isfinite(along) else None
 
 
-def _updated(p: Pipeline, base: Base) -> Any:
-    need(p.fitted)
-
-    def gradient(dx: Any, w: Any, dw: Callable[[], Any]) -> Any:
-        step = dw()
-        need(step.shape[-2:] == w.shape)
-        return per_token(dx, transpose(w - p.c(p.fitted) * step))
+def _updated(flat: str, w: str, dw: str) -> Callable[[Pipeline, Base], Any]:
+    def gradient(p: Pipeline, base: Base) -> Any:
+        need(p.fitted)
+        weight, step = getattr(p, w), getattr(p, dw)
+        need(step.shape[-2:] == weight.shape)
+        return per_token(getattr(p, flat), transpose(weight - p.c(p.fitted) * step))
 
     return gradient
 
@@ -88,7 +87,7 @@ MISTAKES = (
         "dX is a derivative at the weights of the forward pass. With the updated ones every layer below gets a wrong "
         "gradient, the more so the larger the step.",
         "Compute all input gradients first; leave the update to the optimiser.",
-        (Variant({"input_gradient": _updated}, fit=_learning_rate),),
+        (Variant({name: _updated(*parts) for name, parts in _PARTS.items()}, fit=_learning_rate),),
         ("layer",),
         "layer",
     ),
@@ -133,11 +132,11 @@ MISTAKES = (
         "Q = X W, so dX = dQ W^T. For a square W the shapes do not tell.",
         "Transpose W.",
         (
-            way("W_q, W_k and W_v", input_gradient=lambda p, base: lambda dx, w, dw: per_token(dx, _square(w))),
+            way("W_q, W_k and W_v", input_gradient=lambda p, base: lambda dx, w: per_token(dx, _square(w))),
             way("W_o", dmerged=_dmerged),
             way(
                 "all four",
-                input_gradient=lambda p, base: lambda dx, w, dw: per_token(dx, _square(w)),
+                input_gradient=lambda p, base: lambda dx, w: per_token(dx, _square(w)),
                 dmerged=_dmerged,
             ),
             *(

@@ -1,19 +1,24 @@
-"""Mistakes with causality, windows, masks and dropout."""
+"""Mistakes with causality, windows and masks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from itertools import product
 from typing import Any
 
 import numpy as np
 
-from attngrad.auditor.mistakes._entry import Mistake, Variant, Wild, need, way
+from attngrad.auditor.mistakes._entry import Mistake, Variant, delta_from_weights, need, way, weights_from_lse
 from attngrad.auditor.pipeline import Override, Pipeline
-from attngrad.auditor.steps import exponentials, keep_with, softmax, visible_with
 from attngrad.reference.dense import rowsum, zero_hidden
 
 Base = Callable[[], Any]
+
+
+def _softmax(p: Pipeline, scores: Any, visible: Any) -> Any:
+    """Row softmax over what is ``visible``."""
+    normaliser = p.redo("normaliser", scores=np.where(visible, scores, p.c(-np.inf)), visible=visible)
+    return p.redo("weights", normaliser=normaliser, divisor=p.redo("divisor", normaliser=normaliser))
 
 
 def _shifted(by: int) -> Callable[[Pipeline, Base], Any]:
@@ -31,19 +36,11 @@ def _other_alignment(p: Pipeline, base: Base) -> Any:
     return 0 if p.offset is None or np.all(p.offset == lengths) else lengths
 
 
-def _recomputed(p: Pipeline, visible: Any) -> Any:
-    """The weights of the backward: exp(S - lse), with lse of the forward, over what it takes to be visible."""
-    lse = np.where(np.isneginf(p.lse), p.c(0.0), p.lse)[..., None]
-    return np.where(visible, np.exp(p.scores_unmasked - lse), p.c(0.0))
-
-
 def _backward_only(**changed: Callable[[Pipeline], Any]) -> tuple[Variant, Variant]:
     """The forward as it should be, the backward with other visibility: by exp(S - lse), or by a softmax of its own."""
 
     def visible(p: Pipeline) -> Any:
-        rules: dict[str, Any] = {"causal": p.is_causal, "offset": p.position, "window": p.band, "mask": p.mask}
-        rules |= {name: rule(p) for name, rule in changed.items()}
-        return visible_with(p, rules["causal"], rules["offset"], rules["window"], rules["mask"])
+        return p.redo("visible", **{name: rule(p) for name, rule in changed.items()})
 
     def seen(p: Pipeline, base: Base) -> Any:
         return visible(p)
@@ -52,19 +49,19 @@ def _backward_only(**changed: Callable[[Pipeline], Any]) -> tuple[Variant, Varia
         way(
             "in the backward pass, by exp(S - lse)",
             visible_back=seen,
-            weights_back=lambda p, base: _recomputed(p, visible(p)),
+            weights_back=lambda p, base: weights_from_lse(p, visible(p)),
         ),
         way(
             "in the backward pass, by another softmax",
             visible_back=seen,
-            weights_back=lambda p, base: softmax(p, p.scores_unmasked, visible(p)),
+            weights_back=lambda p, base: _softmax(p, p.scores_unmasked, visible(p)),
         ),
     )
 
 
 _IGNORED: dict[str, Callable[[Pipeline], Any]] = {
     "causal": lambda p: False,
-    "window": lambda p: None,
+    "band": lambda p: None,
     "mask": lambda p: None,
 }
 
@@ -78,7 +75,7 @@ def _after_softmax(p: Pipeline, base: Base) -> Any:
 
 
 def _unmasked(p: Pipeline) -> Any:
-    return softmax(p, p.scores_unmasked, np.ones_like(p.visible))
+    return _softmax(p, p.scores_unmasked, np.ones_like(p.visible))
 
 
 def _after_softmax_gradient(p: Pipeline, base: Base) -> Any:
@@ -95,13 +92,9 @@ def _filled(value: float, **backward: Override) -> dict[str, Override]:
         return np.where(p.visible, p.scores_unmasked, p.c(value))
 
     def normaliser(p: Pipeline, base: Base) -> Any:
-        return exponentials(p, p.scores, np.ones_like(p.visible))
+        return p.redo("normaliser", visible=np.ones_like(p.visible))
 
     return {"scores": scores, "normaliser": normaliser, **backward}
-
-
-def _by_weights(p: Pipeline, base: Base) -> Any:
-    return rowsum(p.weights_back * p.dweights)
 
 
 def _blind(p: Pipeline) -> Any:
@@ -136,44 +129,6 @@ def _moved_windows() -> tuple[Variant, ...]:
     return tuple(Variant({"band": _window_moved(*pair)}, f"left {pair[0]:+d}, right {pair[1]:+d}") for pair in shifts)
 
 
-def _one_minus_rate(p: Pipeline) -> Any:
-    need(p.dropout)
-    return p.c(1.0 - p.dropout)
-
-
-def _all_kept(p: Pipeline, base: Base) -> Any:
-    need(p.dropout)
-    return np.ones_like(base())
-
-
-def _next_seed(p: Pipeline, base: Base) -> Any:
-    need(p.dropout)
-    return keep_with(p, p.seed + 1)
-
-
-def _bare(p: Pipeline, base: Base) -> Any:
-    return base() * _one_minus_rate(p)
-
-
-def _other_mask(p: Pipeline, returned: Mapping[str, Any]) -> Any:
-    """The mask of the backward, found in the candidate's dv, key by key; None where it cannot be."""
-    dv = returned.get("dv")
-    tokens = p.q.shape[-2]
-    if not p.dropout or dv is None or dv.shape != p.v.shape or p.group != 1 or tokens > 8:
-        return None
-    choices = np.array(list(product((0.0, 1.0), repeat=tokens))) / (1.0 - p.dropout)
-    a, dout = p.weights.astype(np.float64), p.dout.astype(np.float64)
-    sums = np.einsum("ci,bhij,bhie->bhjce", choices, a, dout)
-    best = np.argmin(np.sum((sums - dv.astype(np.float64)[:, :, :, None]) ** 2, axis=-1), axis=-1)
-    return np.moveaxis(choices[best], -1, -2)
-
-
-def _fitted_mask(p: Pipeline, base: Base) -> Any:
-    """The mask that was found; open where none could be."""
-    need(p.dropout)
-    return base() * p.c(Wild) if p.fitted is None else p.c(p.fitted)
-
-
 MISTAKES = (
     Mistake(
         "causal-off-by-one",
@@ -185,8 +140,8 @@ MISTAKES = (
         (
             way("one key too many", position=_shifted(1)),
             way("one key too few", position=_shifted(-1)),
-            *_backward_only(offset=lambda p: p.position + 1),
-            *_backward_only(offset=lambda p: p.position - 1),
+            *_backward_only(position=lambda p: p.position + 1),
+            *_backward_only(position=lambda p: p.position - 1),
         ),
         ("causal",),
     ),
@@ -198,7 +153,7 @@ MISTAKES = (
         "For T != S the mask can start at the top left (offset 0) or end at the bottom right (offset S - T): with a "
         "cache of keys it is the latter. The two agree only for T = S.",
         "Add the offset S - T to the query's position; or state that offset 0 is meant, and audit with offset=0.",
-        (way("", position=_other_alignment), *_backward_only(offset=lambda p: _other_alignment(p, lambda: None))),
+        (way("", position=_other_alignment), *_backward_only(position=lambda p: _other_alignment(p, lambda: None))),
         ("causal",),
     ),
     Mistake(
@@ -220,7 +175,7 @@ MISTAKES = (
         "Apply the mask to the recomputed scores, or zero the recomputed weights where it forbids.",
         tuple(
             variant
-            for names in (("causal", "window", "mask"), ("mask",), ("causal",), ("window",))
+            for names in (("causal", "band", "mask"), ("mask",), ("causal",), ("band",))
             for variant in _backward_only(**{name: _IGNORED[name] for name in names})
         ),
         ("causal|window|mask",),
@@ -234,7 +189,7 @@ MISTAKES = (
         "Mask the scores before the softmax.",
         (
             way("", weights=_after_softmax),
-            way("delta from the weights", weights=_after_softmax, delta=_by_weights),
+            way("delta from the weights", weights=_after_softmax, delta=delta_from_weights),
             way("with the derivative of that", weights=_after_softmax, dscores=_after_softmax_gradient),
         ),
         ("causal|window|mask|segments",),
@@ -269,7 +224,7 @@ MISTAKES = (
                 "with a gradient, delta from the weights",
                 weights=_uniform,
                 visible_back=_seen_when_blind,
-                delta=_by_weights,
+                delta=delta_from_weights,
             ),
             way(
                 "in the forward pass", weights=_uniform, weights_back=lambda p, base: zero_hidden(p.weights, p.visible)
@@ -286,39 +241,5 @@ MISTAKES = (
         "Compare with <= on both sides.",
         _moved_windows(),
         ("window",),
-    ),
-    Mistake(
-        "dropout-mask-not-reused",
-        "the backward pass does not reuse the dropout mask",
-        "dV = A^T dO,  dA = dO V^T",
-        "dV = (A o M)^T dO,  dA = (dO V^T) o M",
-        "The gradient is that of the function that was computed, with the very weights that were dropped.",
-        "Keep the mask, or its seed, and apply it in the backward pass.",
-        (
-            way("no mask in the backward", keep_back=lambda p, base: p.c(_all_kept(p, base))),
-            way(
-                "only its factor in the backward",
-                keep_back=lambda p, base: p.c(_all_kept(p, base)) / _one_minus_rate(p),
-            ),
-            way("no mask in dV", dv_heads=lambda p, base: np.swapaxes(p.weights_back, -1, -2) @ p.dout),
-            way("no mask in dA", dweights=lambda p, base: p.dout @ np.swapaxes(p.v_heads, -1, -2)),
-            way("the mask of the next seed", keep_back=_next_seed),
-            Variant({"keep_back": _fitted_mask}, "another mask in the backward", fit=_other_mask),
-        ),
-        ("dropout",),
-    ),
-    Mistake(
-        "dropout-not-rescaled",
-        "the weights kept by dropout are not rescaled",
-        "out = (A o keep) V",
-        "out = (A o keep) V / (1 - rate)",
-        "Dividing by 1 - rate keeps the expectation of the output; the backward has the same factor.",
-        "Divide the keep mask by 1 - rate, in both passes.",
-        (
-            way("in both passes", keep=_bare),
-            way("in the forward pass", keep=_bare, keep_back=lambda p, base: base() / _one_minus_rate(p)),
-            way("in the backward pass", keep_back=_bare),
-        ),
-        ("dropout",),
     ),
 )

@@ -2,35 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from attngrad.auditor.mistakes._entry import Mistake, need, only, way
+from attngrad.auditor.mistakes._entry import Mistake, need, only, reading, way
 from attngrad.auditor.pipeline import Pipeline
-from attngrad.reference.dense import drop, matmul, transpose
-
-Base = Callable[[], Any]
+from attngrad.reference.dense import drop, transpose
 
 
-def _square(p: Pipeline) -> None:
+def _square(p: Pipeline, x: Any) -> Any:
     need(p.q.shape[-2] == p.k.shape[-2])
+    return x
 
 
-def _dv(p: Pipeline, base: Base) -> Any:
-    _square(p)
-    return matmul(drop(p.weights_back, p.keep_back), p.dout)
-
-
-def _dk(p: Pipeline, base: Base) -> Any:
-    _square(p)
-    return p.c(p.scale_dk) * matmul(p.dz, p.q)
-
-
-def _dq(p: Pipeline, base: Base) -> Any:
-    _square(p)
-    return p.c(p.scale_dq) * matmul(transpose(p.dz), p.k_heads)
+def _transposed(p: Pipeline) -> Any:
+    return transpose(_square(p, p.dz))
 
 
 def _reshaped(x: Any) -> Any:
@@ -38,20 +25,18 @@ def _reshaped(x: Any) -> Any:
     return np.ascontiguousarray(transpose(x)).reshape(x.shape)
 
 
-def _with_q(p: Pipeline, base: Base) -> Any:
-    _square(p)
-    return p.c(p.scale_dq) * matmul(p.dz, p.q)
-
-
-def _with_k(p: Pipeline, base: Base) -> Any:
-    _square(p)
-    return p.c(p.scale_dk) * matmul(transpose(p.dz), p.k_heads)
-
-
-def _with_keys(p: Pipeline, base: Base) -> Any:
+def _keys(p: Pipeline) -> Any:
     need(p.k.shape[-1] == p.v.shape[-1])
-    return drop(matmul(p.dout, transpose(p.k_heads)), p.keep_back)
+    return p.k_heads
 
+
+_WITH_Q = reading("dq_made", k_heads=lambda p: _square(p, p.q))
+_WITH_K = reading("dk_heads", q_seen=lambda p: _square(p, p.k_heads))
+_DV = reading(
+    "dv_heads",
+    weights_back=lambda p: transpose(_square(p, drop(p.weights_back, p.keep_back))),
+    keep_back=lambda p: None,
+)
 
 MISTAKES = (
     Mistake(
@@ -62,7 +47,7 @@ MISTAKES = (
         "O = A V: value j reaches query i with weight A_ij, so dV_j sums over the queries i.",
         "Transpose A over its last two axes: A.swapaxes(-1, -2) @ dO. (A transpose that lists the axes in their own "
         "order does nothing.)",
-        only(dv_heads=_dv),
+        only(**_DV),
     ),
     Mistake(
         "dk-not-transposed",
@@ -71,7 +56,7 @@ MISTAKES = (
         "dK = scale dS^T Q",
         "Z = scale Q K^T: key j meets query i in Z_ij, so dK_j sums over the queries i.",
         "Transpose dS over its last two axes.",
-        only(dk_heads=_dk),
+        only(**reading("dk_heads", dz=_transposed)),
     ),
     Mistake(
         "dk-transposed",
@@ -92,7 +77,7 @@ MISTAKES = (
         "dQ = scale dS K",
         "Z = scale Q K^T: query i meets key j in Z_ij, so dQ_i sums over the keys j.",
         "Use dS as it is for dQ, and its transpose for dK.",
-        only(dq_made=_dq),
+        only(**reading("dq_made", dz=_transposed)),
     ),
     Mistake(
         "dq-dk-exchanged",
@@ -120,9 +105,9 @@ MISTAKES = (
         "The derivative of Q K^T by Q is K, and by K it is Q.",
         "Exchange Q and K in the two products.",
         (
-            way("both", dq_made=_with_q, dk_heads=_with_k),
-            way("dQ", dq_made=_with_q),
-            way("dK", dk_heads=_with_k),
+            way("both", **_WITH_Q, **_WITH_K),
+            way("dQ", **_WITH_Q),
+            way("dK", **_WITH_K),
         ),
     ),
     Mistake(
@@ -132,6 +117,6 @@ MISTAKES = (
         "dA = dO V^T",
         "O = A V, so dA = dO V^T.",
         "Use V.",
-        only(dweights=_with_keys),
+        only(**reading("dweights", v_heads=_keys)),
     ),
 )

@@ -8,7 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from attngrad.auditor.mistakes._entry import Mistake, Variant, Wild, need, only, way
+from attngrad.auditor.mistakes._entry import (
+    Mistake,
+    Variant,
+    Wild,
+    delta_from_weights,
+    need,
+    only,
+    reading,
+    way,
+    weights_from_lse,
+    without,
+)
 from attngrad.auditor.pipeline import Pipeline
 from attngrad.reference.dense import matmul, rowsum, transpose, zero_hidden
 
@@ -28,12 +39,8 @@ def _product(p: Pipeline) -> Any:
     return p.weights_back * p.dweights
 
 
-def _row_missing(p: Pipeline, base: Base) -> Any:
-    return _hidden(p, _product(p))
-
-
 def _mean(x: Any, p: Pipeline) -> Any:
-    return (rowsum(x) / p.c(x.shape[-1]))[..., None]
+    return rowsum(x) / p.c(x.shape[-1])
 
 
 def _without_weights(p: Pipeline, base: Base) -> Any:
@@ -76,22 +83,8 @@ def _consistent(axis: int) -> Callable[[Pipeline, Base], Any]:
     return dscores
 
 
-def _by_weights(p: Pipeline, base: Base) -> Any:
-    return rowsum(_product(p))
-
-
 def _base_2(p: Pipeline, base: Base) -> Any:
     return base() * p.c(1 / np.log(np.longdouble(2)))
-
-
-def _weights_base_2(p: Pipeline, base: Base) -> Any:
-    """The backward takes exp(s - lse) from an lse in base 2."""
-    return _from_lse(p, 1 / math.log(2))
-
-
-def _from_lse(p: Pipeline, factor: float = 1.0) -> Any:
-    lse = np.where(p.visible.any(-1), p.lse, p.c(0.0))[..., None]
-    return _hidden(p, np.exp(p.scores_unmasked - lse * p.c(factor)))
 
 
 def _exp2(p: Pipeline, base: Base) -> Any:
@@ -138,7 +131,7 @@ MISTAKES = (
         _RIGHT,
         _ROW_TERM + "Without it only the diagonal of the Jacobian's first part is left.",
         "Subtract rowsum(dA * A, keepdims) from dA before multiplying by A.",
-        only(dscores=_row_missing),
+        only(**without("dscores", "delta")),
     ),
     Mistake(
         "mean-for-row-sum",
@@ -148,19 +141,10 @@ MISTAKES = (
         _ROW_TERM + "A mean is neither that sum nor weighted by A; it does nothing for numerical stability either.",
         "Subtract rowsum(dA * A, keepdims=True) from dA, then multiply by A.",
         (
-            way("dS = dA o A - mean(dA o A)", dscores=lambda p, base: _product(p) - _mean(_product(p), p)),
-            way(
-                "dS = A o (dA - mean(dA))",
-                dscores=lambda p, base: _hidden(p, p.weights_back * (p.dweights - _mean(p.dweights, p))),
-            ),
-            way(
-                "dS = A o (dA - mean(dA o A))",
-                dscores=lambda p, base: _hidden(p, p.weights_back * (p.dweights - _mean(_product(p), p))),
-            ),
-            way(
-                "dS = dA o A - mean(dA)",
-                dscores=lambda p, base: _product(p) - _mean(p.dweights, p),
-            ),
+            way("dS = dA o A - mean(dA o A)", dscores=lambda p, base: _product(p) - _mean(_product(p), p)[..., None]),
+            way("dS = A o (dA - mean(dA))", **reading("dscores", delta=lambda p: _mean(p.dweights, p))),
+            way("dS = A o (dA - mean(dA o A))", **reading("dscores", delta=lambda p: _mean(_product(p), p))),
+            way("dS = dA o A - mean(dA)", dscores=lambda p, base: _product(p) - _mean(p.dweights, p)[..., None]),
         ),
     ),
     Mistake(
@@ -170,7 +154,7 @@ MISTAKES = (
         _RIGHT,
         _ROW_TERM + "The sum runs over dA alone.",
         "Sum dA * A over the row, not dA.",
-        only(dscores=lambda p, base: _hidden(p, p.weights_back * (p.dweights - rowsum(p.dweights)[..., None]))),
+        only(**reading("dscores", delta=lambda p: rowsum(p.dweights))),
     ),
     Mistake(
         "row-term-without-weights",
@@ -225,10 +209,10 @@ MISTAKES = (
         "Each query spreads one unit of weight over the keys: the rows of A sum to 1, not the columns.",
         "Take the softmax over the last axis, that of the keys.",
         (
-            way("over the queries", weights=_softmax_over(-2), delta=_by_weights),
+            way("over the queries", weights=_softmax_over(-2), delta=delta_from_weights),
             way("over the queries, delta from out", weights=_softmax_over(-2)),
             way("over the queries, in both passes", weights=_softmax_over(-2), dscores=_consistent(-2)),
-            way("over the heads", weights=_softmax_over(1), delta=_by_weights),
+            way("over the heads", weights=_softmax_over(1), delta=delta_from_weights),
             way("over the heads, in both passes", weights=_softmax_over(1), dscores=_consistent(1)),
         ),
     ),
@@ -241,11 +225,18 @@ MISTAKES = (
         "Multiply by ln 2 before returning lse or before exp(S - lse); or use exp2 on both sides.",
         (
             way("in what is returned", lse=_base_2),
-            way("exp(S - lse) in the backward pass", weights_back=_weights_base_2),
-            way("returned, and in the backward pass", lse=_base_2, weights_back=lambda p, base: _from_lse(p)),
+            way(
+                "exp(S - lse) in the backward pass",
+                weights_back=lambda p, base: weights_from_lse(p, p.visible_back, 1 / math.log(2)),
+            ),
+            way(
+                "returned, and in the backward pass",
+                lse=_base_2,
+                weights_back=lambda p, base: weights_from_lse(p, p.visible_back),
+            ),
             way("2^(S - lse) in the backward pass", weights_back=_exp2),
             way("softmax by 2^S", weights=_softmax_2),
-            way("softmax by 2^S, delta from the weights", weights=_softmax_2, delta=_by_weights),
+            way("softmax by 2^S, delta from the weights", weights=_softmax_2, delta=delta_from_weights),
         ),
     ),
     Mistake(

@@ -2,48 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from attngrad.auditor.mistakes._entry import Mistake, only, way, without
 
-from attngrad.auditor.mistakes._entry import Mistake, only, way
-from attngrad.auditor.pipeline import Pipeline
-from attngrad.reference import SoftCap
-from attngrad.reference.dense import drop, matmul, per_key_head, per_query_head, transpose, zero_hidden
-
-Base = Callable[[], Any]
-
-
-def _z_from_q(p: Pipeline, base: Base) -> Any:
-    return p.c(p.scale_value) * matmul(p.q_dot, transpose(p.k_heads))
-
-
-def _z_from_k(p: Pipeline, base: Base) -> Any:
-    return p.c(p.scale_value) * matmul(p.q, transpose(per_query_head(p.k_dot, p.group)))
-
-
-def _out_from_weights(p: Pipeline, base: Base) -> Any:
-    return matmul(drop(p.weights_dot, p.keep), p.v_heads)
-
-
-def _out_from_values(p: Pipeline, base: Base) -> Any:
-    return matmul(drop(p.weights, p.keep), per_query_head(p.v_dot, p.group))
-
-
-def _dscores_first(p: Pipeline, base: Base) -> Any:
-    return zero_hidden(p.weights_dot * (p.dweights - p.delta[..., None]), p.visible)
-
-
-def _dscores_second(p: Pipeline, base: Base) -> Any:
-    return zero_hidden(p.weights * (p.dweights_dot - p.delta_dot[..., None]), p.visible)
-
-
-def _dq_first(p: Pipeline, base: Base) -> Any:
-    return p.c(p.scale_value) * matmul(p.dz_dot, p.k_heads)
-
-
-def _dk_first(p: Pipeline, base: Base) -> Any:
-    return per_key_head(p.c(p.scale_value) * matmul(transpose(p.dz_dot), p.q), p.k)
-
+_DQ, _DK = without("dq_dot", "k_dot_heads"), without("dk_dot", "q_dot_seen")
 
 MISTAKES = (
     Mistake(
@@ -53,7 +14,7 @@ MISTAKES = (
         "A_dot = A o (S_dot - rowsum(A o S_dot))",
         "The rows of A sum to 1, so the rows of A_dot sum to 0.",
         "Subtract rowsum(A * S_dot, keepdims) from S_dot.",
-        only(weights_dot=lambda p, base: p.weights * p.scores_dot),
+        only(**without("weights_dot", "lse_dot")),
         ("tangents",),
         "attention",
     ),
@@ -65,10 +26,10 @@ MISTAKES = (
         "Both factors of a product move.",
         "Add the other term.",
         (
-            way("Q K_dot^T", z_dot=_z_from_q),
-            way("Q_dot K^T", z_dot=_z_from_k),
-            way("A V_dot", out_dot=_out_from_weights),
-            way("A_dot V", out_dot=_out_from_values),
+            way("Q K_dot^T", **without("z_dot", "k_dot_heads")),
+            way("Q_dot K^T", **without("z_dot", "q_dot")),
+            way("A V_dot", **without("out_dot", "v_dot_heads")),
+            way("A_dot V", **without("out_dot", "weights_dot")),
         ),
         ("tangents",),
         "attention",
@@ -92,11 +53,11 @@ MISTAKES = (
         "Both factors of a product move.",
         "Add the other term.",
         (
-            way("A o (dA_dot - delta_dot)", dscores_dot=_dscores_first),
-            way("A_dot o (dA - delta)", dscores_dot=_dscores_second),
-            way("dZ K_dot in dQ_dot, dZ^T Q_dot in dK_dot", dq_dot=_dq_first, dk_dot=_dk_first),
-            way("dZ K_dot in dQ_dot", dq_dot=_dq_first),
-            way("dZ^T Q_dot in dK_dot", dk_dot=_dk_first),
+            way("A o (dA_dot - delta_dot)", **without("dscores_dot", "weights")),
+            way("A_dot o (dA - delta)", **without("dscores_dot", "weights_dot")),
+            way("dZ K_dot in dQ_dot, dZ^T Q_dot in dK_dot", **_DQ, **_DK),
+            way("dZ K_dot in dQ_dot", **_DQ),
+            way("dZ^T Q_dot in dK_dot", **_DK),
             way("delta_dot", delta_dot=lambda p, base: base() * p.c(0.0)),
         ),
         ("tangents",),
@@ -109,7 +70,7 @@ MISTAKES = (
         "dZ_dot = dS_dot o cap'(Z) + dS o cap''(Z) o Z_dot",
         "cap'(Z) moves with Z.",
         "Add dS o cap''(Z) o Z_dot, with cap''(z) = -2/c tanh(z/c) (1 - tanh(z/c)^2).",
-        only(dz_dot=lambda p, base: p.dscores_dot * SoftCap(p.softcap).first(p.z)),
+        only(**without("dz_dot", "curvature")),
         ("tangents", "softcap"),
         "attention",
     ),

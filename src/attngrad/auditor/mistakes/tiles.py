@@ -9,7 +9,7 @@ import numpy as np
 
 from attngrad.auditor.mistakes._entry import Mistake, Variant, Wild, need, way
 from attngrad.auditor.pipeline import Pipeline
-from attngrad.reference.dense import matmul, rowsum, transpose, zero_hidden
+from attngrad.reference.dense import rowsum, zero_hidden
 
 Base = Callable[[], Any]
 TILES = (2, 3, 4, 8, 16, 32, 64, 128)
@@ -29,7 +29,7 @@ def _overwritten_dq(tile: int, which: int = -1) -> Callable[[Pipeline, Base], An
     def dq(p: Pipeline, base: Base) -> Any:
         keys = _last(p.k.shape[-2], tile) if which else slice(0, tile)
         need(p.k.shape[-2] > tile)
-        return p.c(p.scale_dq) * matmul(p.dz[..., keys], p.k_heads[..., keys, :])
+        return p.redo("dq_made", dz=p.dz[..., keys], k_heads=p.k_heads[..., keys, :])
 
     return dq
 
@@ -37,7 +37,7 @@ def _overwritten_dq(tile: int, which: int = -1) -> Callable[[Pipeline, Base], An
 def _overwritten_dk(tile: int) -> Callable[[Pipeline, Base], Any]:
     def dk(p: Pipeline, base: Base) -> Any:
         rows = _last(p.q.shape[-2], tile)
-        return p.c(p.scale_dk) * matmul(transpose(p.dz[..., rows, :]), p.q[..., rows, :])
+        return p.redo("dk_heads", dz=p.dz[..., rows, :], q_seen=p.q[..., rows, :])
 
     return dk
 
@@ -45,8 +45,10 @@ def _overwritten_dk(tile: int) -> Callable[[Pipeline, Base], Any]:
 def _overwritten_dv(tile: int) -> Callable[[Pipeline, Base], Any]:
     def dv(p: Pipeline, base: Base) -> Any:
         rows = _last(p.q.shape[-2], tile)
-        kept = p.weights_back if p.keep_back is None else p.weights_back * p.keep_back
-        return matmul(transpose(kept[..., rows, :]), p.dout[..., rows, :])
+        keep = None if p.keep_back is None else p.keep_back[..., rows, :]
+        return p.redo(
+            "dv_heads", weights_back=p.weights_back[..., rows, :], keep_back=keep, dout_seen=p.dout[..., rows, :]
+        )
 
     return dv
 

@@ -16,6 +16,7 @@ from attngrad.backends.reference.passes import (
 from attngrad.core.arrays import Array
 from attngrad.core.operands import Operands
 from attngrad.core.options import Options
+from attngrad.reference.jacobians import dense_jacobian
 
 __all__ = [
     "NAME",
@@ -53,7 +54,7 @@ def weights(x: Operands, o: Options) -> tuple[Array, Array]:
 @quiet
 def jacobian(x: Operands, o: Options, wrt: str) -> Array:
     """The dense Jacobian, in the accumulation dtype."""
-    return reference.dense_jacobian(wide_operands(x), o, wrt)
+    return dense_jacobian(wide_operands(x), o, wrt)
 
 
 @quiet
