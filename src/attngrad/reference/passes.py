@@ -2,24 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import cache
 from typing import Any, NamedTuple
 
 from attngrad.core.arrays import Array
 from attngrad.core.operands import Gradients, Operands, Tangents
-from attngrad.core.options import Options
+from attngrad.core.options import OPTIONS, STATIC, Options
 from attngrad.reference import steps, tangent_steps  # noqa: F401 - they fill the table
 from attngrad.reference.dense import zeros_if_none
-from attngrad.reference.modifiers import modifiers
-from attngrad.reference.table import evaluate
+from attngrad.reference.modifiers import MODIFIERS, modifiers
+from attngrad.reference.table import STEPS, evaluate
 
 GRADS = tuple(f"d{name}" for name in Gradients._fields)
 GRADS_DOT = tuple(f"{name}_dot" for name in GRADS)
 
 
+NUMBERS = tuple(row.name for row in STATIC if row.name not in MODIFIERS)
+"""The options that steps read as they are."""
+
+
 def inputs(x: Operands, o: Options) -> dict[str, Any]:
     """What the steps of the forward pass start from, by name."""
-    options = {name: getattr(o, name) for name in ("scale", "causal", "window", "dropout", "seed")}
-    return {**x._asdict(), "group": x.group, "modifier": modifiers(o), **options}
+    found = {**x._asdict(), **{name: getattr(o, name) for name in NUMBERS}}
+    refuse_unread(found)
+    return {**found, "group": x.group, "modifier": modifiers(o)}
+
+
+def refuse_unread(given: Mapping[str, Any]) -> None:
+    """An error where an option is given that no step reads: it is in the table of options, and not in the book yet."""
+    for name in _unread():
+        if given.get(name) is not None and given[name] is not OPTIONS[name].default:
+            raise NotImplementedError(f"attngrad.reference: no step reads the option {name!r}.")
+
+
+@cache
+def _unread() -> tuple[str, ...]:
+    read = {name for step in STEPS.values() for name in step.reads}
+    return tuple(name for name in OPTIONS if name not in read and name not in MODIFIERS)
 
 
 def directions(x: Operands, t: Tangents) -> dict[str, Any]:
