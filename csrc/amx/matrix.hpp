@@ -47,9 +47,9 @@ struct Parts {
     Number16* part[2] = {};
     long stride = 0;  // between rows, in numbers
     int count = 1;
-    static Parts take(int count, long rows, long stride, Cutter& cut) {
+    static Parts take(int count, long rows, long stride, Arena& arena) {
         Parts x;
-        for (int i = 0; i < count; ++i) x.part[i] = cut.take<Number16>(rows * stride);
+        for (int i = 0; i < count; ++i) x.part[i] = arena.take<Number16>(rows * stride);
         x.stride = stride;
         x.count = count;
         return x;
@@ -144,7 +144,7 @@ inline void transposed(const Parts& in, long rows, long features, const Parts& o
 #ifdef __AMX_BF16__
 
 // While it lives, the tiles of this thread are 16 rows of 64 bytes each; after, what they were.
-class TileRegisters {
+class AmxTiles {
     struct alignas(64) Config {
         std::uint8_t palette = 0, start_row = 0, reserved[14] = {};
         std::uint16_t row_bytes[16] = {};
@@ -154,24 +154,24 @@ class TileRegisters {
     Config before_;
 
 public:
-    TileRegisters() {
+    AmxTiles() {
         __asm__ volatile("sttilecfg %0" : "=m"(before_));
         __asm__ volatile("ldtilecfg %0" ::"m"(ours));
     }
-    ~TileRegisters() {
+    ~AmxTiles() {
         if (before_.palette) {
             __asm__ volatile("ldtilecfg %0" ::"m"(before_));
         } else {
             _tile_release();
         }
     }
-    TileRegisters(const TileRegisters&) = delete;
-    TileRegisters& operator=(const TileRegisters&) = delete;
+    AmxTiles(const AmxTiles&) = delete;
+    AmxTiles& operator=(const AmxTiles&) = delete;
 };
 
 // MI x NI tiles of C: tiles 0 to 3 of the registers; A has 4 and 5, B 6 and 7.
 template <int MI, int NI, bool add, bool all>
-inline void tile_product(long depth, const Parts& a, const Parts& b, float* c, long c_stride) {
+inline void amx_tile_product(long depth, const Parts& a, const Parts& b, float* c, long c_stride) {
     const long cs = c_stride * 4, as = a.stride * 2, bs = b.stride * 2;
     float* lower = c + 16 * c_stride;
     __asm__ volatile("" ::: "memory");  // to the compiler, the instructions below touch no memory
@@ -214,11 +214,11 @@ inline void tile_product(long depth, const Parts& a, const Parts& b, float* c, l
 #else
 
 // The same without such hardware, so that tests reach the passes on any machine.
-struct TileRegisters {
-    TileRegisters() {}
+struct AmxTiles {
+    AmxTiles() {}
 };
 template <int MI, int NI, bool add, bool all>
-inline void tile_product(long depth, const Parts& a, const Parts& b, float* c, long c_stride) {
+inline void amx_tile_product(long depth, const Parts& a, const Parts& b, float* c, long c_stride) {
     for (int m = 0; m < 16 * MI; ++m)
         for (int n = 0; n < 16 * NI; n += 16) {
             Vec<float> sum = add ? load<float>(c + m * c_stride + n) : Vec<float>{};
@@ -246,13 +246,13 @@ inline void multiply(long rows, long columns, long depth, const Parts& a, const 
             float* to = c + m * c_stride + n;
             const bool two_rows = m + 16 < rows, two_columns = n + 16 < columns;
             if (two_rows && two_columns) {
-                tile_product<2, 2, add, all>(depth, x, y, to, c_stride);
+                amx_tile_product<2, 2, add, all>(depth, x, y, to, c_stride);
             } else if (two_rows) {
-                tile_product<2, 1, add, all>(depth, x, y, to, c_stride);
+                amx_tile_product<2, 1, add, all>(depth, x, y, to, c_stride);
             } else if (two_columns) {
-                tile_product<1, 2, add, all>(depth, x, y, to, c_stride);
+                amx_tile_product<1, 2, add, all>(depth, x, y, to, c_stride);
             } else {
-                tile_product<1, 1, add, all>(depth, x, y, to, c_stride);
+                amx_tile_product<1, 1, add, all>(depth, x, y, to, c_stride);
             }
         }
 }
@@ -265,11 +265,11 @@ constexpr int G = 32;                              // queries whose products are
 constexpr long R = 96;                             // keys that the backward pass takes at once
 static_assert(Q % 32 == 0 && K % R == 0 && R % 32 == 0 && lanes<float> == W);
 
-// The rows of a block, zeros for those that are `blind`, and up to a whole number of tiles of the depth.
-template <class S, class Blind>
-inline void split_rows(const Rows& x, const Block<float>& q, long length, const Parts& out, Blind blind) {
+// The rows of a block, zeros for those that are `fully_masked`, and up to a whole number of tiles of the depth.
+template <class S, class FullyMasked>
+inline void split_rows(const Rows& x, const Block<float>& q, long length, const Parts& out, FullyMasked fully_masked) {
     for (int lane = 0; lane < up(q.width, 32); ++lane) {
-        if (!x.data || lane >= q.count || blind(lane)) {
+        if (!x.data || lane >= q.count || fully_masked(lane)) {
             zero_row(out, lane);
         } else {
             split_row(row_of<S>(x, q.b, q.head[lane], q.row[lane]), length, out, lane);
@@ -292,22 +292,22 @@ struct Group {
     Group(const Block<float>& q, int first, long k0, long k1) : lane(first), width(std::min(G, q.width - first)) {
         Band band = q.vectors[lane / W];
         for (int n = lane + W; n < lane + width; n += W) band.join(q.vectors[n / W]);
-        seen = band.outer.cut(k0, k1);
+        seen = band.outer.clipped(k0, k1);
     }
 };
 
 // Scores, transposed like everywhere: out[key][lane] = row[key] . column[lane], for the keys that the group sees.
-inline void tile_dots(const Group& g, const Parts& rows, const Parts& columns, long depth, long k0, float* out) {
-    const long a = (g.seen.a - k0) / 16 * 16, b = up(g.seen.b - k0, 16);
-    multiply<false, true>(b - a, g.width, depth, rows.at(a, 0), columns.at(0, 2 * g.lane), out + a * Q, Q);
+inline void amx_dots(const Group& g, const Parts& rows, const Parts& columns, long depth, ScoreTile<float> out) {
+    const long a = (g.seen.a - out.k0) / 16 * 16, b = up(g.seen.b - out.k0, 16);
+    multiply<false, true>(b - a, g.width, depth, rows.at(a, 0), columns.at(0, 2 * g.lane), out.at(out.k0 + a, g.lane), Q);
 }
 
 // Zeros where a vector of queries sees no key, up to a whole number of tiles of the depth.
-inline void clear_unseen(const Block<float>& q, int lane, int end, long k0, long k1, float* tile) {
+inline void clear_unseen(const Block<float>& q, int lane, int end, long k1, ScoreTile<float> tile) {
     for (; lane < end; lane += W) {
-        const Span own = q.vectors[lane / W].outer.cut(k0, k1);
-        for (long k = k0; k < own.a; ++k) store<float>(tile + (k - k0) * Q + lane, Vec<float>{});
-        for (long k = own.b; k < k0 + up(k1 - k0, 32); ++k) store<float>(tile + (k - k0) * Q + lane, Vec<float>{});
+        const Span own = q.vectors[lane / W].outer.clipped(tile.k0, k1);
+        for (long k = tile.k0; k < own.a; ++k) store<float>(tile.at(k, lane), Vec<float>{});
+        for (long k = own.b; k < tile.k0 + up(k1 - tile.k0, 32); ++k) store<float>(tile.at(k, lane), Vec<float>{});
     }
 }
 

@@ -29,21 +29,21 @@ inline const T* strips_in_place(Type type, const Rows& x, const Block<T>& q, lon
 }
 
 // The queries of a block: into the lanes, times `factor`; and as strips of whole vectors, [strip][row][columns of the strip]:
-// a copy, or where the rows lie. f(lane, rows) for every vector of them. A query that sees nothing (inverse = 0) is as good
+// a copy, or where the rows lie. f(lane, rows) for every vector of them. A query that sees nothing (inv_row_sum = 0) is as good
 // as zero, whatever it holds.
 template <class T, class F>
-inline const T* pack_rows(Type type, const Rows& x, const Block<T>& q, long length, const T* inverse, T factor, T* rows,
+inline const T* pack_rows(Type type, const Rows& x, const Block<T>& q, long length, const T* inv_row_sum, T factor, T* rows,
                           T* into_lanes, T* copy, F f) {
     const long columns = padded<T>(length);
-    const bool blind = !x.data || std::find(inverse, inverse + q.count, T{0}) != inverse + q.count;
-    const T* strips = blind ? nullptr : strips_in_place<T>(type, x, q, length);
+    const bool fully_masked = !x.data || std::find(inv_row_sum, inv_row_sum + q.count, T{0}) != inv_row_sum + q.count;
+    const T* strips = fully_masked ? nullptr : strips_in_place<T>(type, x, q, length);
     for (int lane = 0; lane < q.width; lane += lanes<T>) {
         VectorOfRows<T> in{rows, columns, std::min(lanes<T>, q.count - lane)};
         if (x.data) in = gather_rows<T>(type, x, q, lane, length, rows);
-        if (blind) {
+        if (fully_masked) {
             for (int i = 0; i < in.count; ++i) {
                 T* row = rows + i * columns;
-                if (!x.data || inverse[lane + i] == 0) {
+                if (!x.data || inv_row_sum[lane + i] == 0) {
                     std::memset(row, 0, sizeof(T) * columns);
                 } else if (in.first != rows) {
                     std::memcpy(row, in[i], sizeof(T) * columns);
@@ -53,9 +53,9 @@ inline const T* pack_rows(Type type, const Rows& x, const Block<T>& q, long leng
         }
         transpose_in<T>(in, columns, into_lanes + lane, block<T>, factor);
         for (long c = 0; c < columns && !strips; c += strip<T>) {
-            const long wide = std::min<long>(strip<T>, columns - c);
+            const long width = std::min<long>(strip<T>, columns - c);
             for (int i = 0; i < in.count; ++i)
-                std::memcpy(copy + c * block<T> + (lane + i) * wide, in[i] + c, sizeof(T) * wide);
+                std::memcpy(copy + c * block<T> + (lane + i) * width, in[i] + c, sizeof(T) * width);
         }
         f(lane, in);
     }
@@ -64,10 +64,10 @@ inline const T* pack_rows(Type type, const Rows& x, const Block<T>& q, long leng
 
 // f(panel) for every panel of a block, `alike` or not; what its vectors do not see of the tiles (null ones aside) becomes zero.
 template <class T, class F>
-ATTNGRAD_INLINE void each_panel(const Block<T>& q, long k0, long k1, bool alike, std::initializer_list<T*> tiles, Span* seen,
+ATTNGRAD_INLINE void each_panel(const Block<T>& q, long k0, long k1, bool uniform, std::initializer_list<T*> tiles, Span* seen,
                                 F f) {
     for (int lane = 0, end; lane < q.width; lane = end) {
-        const auto panel = alike ? Panel<T>::alike(q, lane, k0, k1) : Panel<T>(q, lane, k0, k1);
+        const auto panel = uniform ? Panel<T>::uniform(q, lane, k0, k1) : Panel<T>(q, lane, k0, k1);
         end = panel.end();
         for (int n = 0; n < panel.vectors; ++n) {
             const Span own = panel.own[n];
@@ -87,14 +87,14 @@ ATTNGRAD_INLINE void each_panel(const Block<T>& q, long k0, long k1, bool alike,
 template <class T, class F>
 inline void each_key_run(const Block<T>& q, const Span* seen, long k0, long k1, F f) {
     const int vectors = q.width / lanes<T>;
-    bool whole = true;
-    for (int i = 0; i < vectors; ++i) whole = whole && seen[i].a == k0 && seen[i].b == k1;
-    const long step = whole ? k1 - k0 : keys<T> / 4;
+    bool all_seen = true;
+    for (int i = 0; i < vectors; ++i) all_seen = all_seen && seen[i].a == k0 && seen[i].b == k1;
+    const long step = all_seen ? k1 - k0 : keys<T> / 4;
     for (long a = k0; a < k1; a += step) {
         const long b = std::min(a + step, k1);
         int first = 0, last = vectors;
-        while (first < last && seen[first].cut(a, b).empty()) ++first;
-        while (first < last && seen[last - 1].cut(a, b).empty()) --last;
+        while (first < last && seen[first].clipped(a, b).empty()) ++first;
+        while (first < last && seen[last - 1].clipped(a, b).empty()) --last;
         if (first < last) f(a - k0, b - a, first * lanes<T>, std::min(last * lanes<T>, q.count));
     }
 }
@@ -106,16 +106,16 @@ inline void each_key_run(const Block<T>& q, const Span* seen, long k0, long k1, 
 template <class T>
 class KeySum {
 public:
-    KeySum(Type type, long length, void* result, T factor, Cutter& cut)
+    KeySum(Type type, long length, void* result, T factor, Arena& arena)
         : type_(type),
           rounds_(type != compute_type<T>),
           length_(length),
           columns_(padded<T>(length)),
           result_(result),
-          tile_(cut.take<T>(keys<T> * padded<T>(length))),
-          factor_(cut.fill<T>(keys<T>, factor)) {}
+          tile_(arena.take<T>(keys<T> * padded<T>(length))),
+          factor_(arena.fill<T>(keys<T>, factor)) {}
 
-    // Numbers a key that are kept from chunk to chunk apart from the result, and where.
+    // Numbers per key that are kept from chunk to chunk outside the result, and where.
     long kept() const { return rounds_ && result_ ? length_ : 0; }
     void keep_in(T* sums) { sums_ = sums; }
 
@@ -200,9 +200,9 @@ private:
     template <class To>
     void add_to(const T* a, const T* b, int q0, int q1, long rows, T* to) {
         for (long c = 0; c < columns_; c += strip<T>) {
-            const long wide = std::min<long>(strip<T>, columns_ - c);
-            product<T, Order::RowMajor, To>(static_cast<int>(wide / lanes<T>), rows, q1 - q0, a + q0, block<T>,
-                                            b + c * block<T> + q0 * wide, wide, to + c, columns_, factor_);
+            const long width = std::min<long>(strip<T>, columns_ - c);
+            product<T, Order::RowMajor, To>(static_cast<int>(width / lanes<T>), rows, q1 - q0, {a + q0, block<T>},
+                                            {b + c * block<T> + q0 * width, width}, {to + c, columns_}, factor_);
         }
     }
 
@@ -222,11 +222,11 @@ class BiasSum {
 public:
     // `tile` is where the pass leaves Omega, transposed like the scores. Where every score has a number of its own
     // (`alone`), the result is written, and may hold anything before; else it is added to.
-    BiasSum(const Plane& out, bool alone, T* tile, int blocks, Cutter& cut)
+    BiasSum(const Plane& out, bool alone, T* tile, int blocks, Arena& arena)
         : out_(out),
           alone_(alone),
           tile_(tile),
-          row_sums_(out && out.s == 0 ? cut.take<T>(blocks * block<T>) : nullptr) {}
+          row_sums_(out && out.s == 0 ? arena.take<T>(blocks * block<T>) : nullptr) {}
 
     T* tile() const { return tile_; }
     bool along_keys() const { return out_.s == 0; }  // one number for all keys: added up over all tiles first
@@ -253,13 +253,13 @@ public:
     }
 
     // A tile that was skipped.
-    void skip_tile(const Block<T>& q, long k0, long k1) {
+    void skip_key_tile(const Block<T>& q, long k0, long k1) {
         if (!alone_) return;
         for (int lane = 0; lane < q.count; ++lane)
             for (long k = k0; k < k1; ++k) row_of(q, lane)[k * out_.s] = 0;
     }
 
-    void write_tile(const Block<T>& q, long k0, long k1) {
+    void write_key_tile(const Block<T>& q, long k0, long k1) {
         constexpr int W = lanes<T>;
         const long n = k1 - k0, first = k0 * out_.s;
         int lane = 0;
@@ -312,7 +312,7 @@ private:
 // One task of a pass: pack its queries, take tile after tile of keys, and add up what belongs to the keys and the bias.
 template <class Pass>
 void run_chunk(Pass& pass, const Problem& p, const ChunkTask& task, const RowBlocks& rows, int capacity, Tickets& tickets,
-               Tickets* bias_tickets, const Team& team) {
+               Tickets* bias_tickets, const ParallelCall& parallel) {
     using T = typename Pass::Number;
     const std::int64_t first = task.chunk * capacity;
     const int blocks = static_cast<int>(std::min<std::int64_t>(capacity, rows.count - first));
@@ -331,26 +331,26 @@ void run_chunk(Pass& pass, const Problem& p, const ChunkTask& task, const RowBlo
         const bool alone = Pass::one_product && task.chunks == 1 && blocks == 1;
         pass.each_key_sum([&](auto& sum) { sum.start(row, k1 - k0, alone); });
         const auto take_turn = [&] {
-            if (bias_tickets && !my_turn) bias_tickets->wait(j, turn, team);
+            if (bias_tickets && !my_turn) bias_tickets->wait(j, turn, parallel);
             my_turn = true;
         };
-        for (int n = 0; n < blocks && !team.cancelled(); ++n) {
+        for (int n = 0; n < blocks && !parallel.cancelled(); ++n) {
             const Block<T>& q = pass.queries(n);
-            if (q.all.outer.cut(k0, k1).empty() || !pass.scores().prepare(q, k0, k1)) {
-                pass.each_bias_sum([&](auto& sum) { sum.skip_tile(q, k0, k1); });
+            if (q.all.outer.clipped(k0, k1).empty() || !pass.scores().prepare(q, k0, k1)) {
+                pass.each_bias_sum([&](auto& sum) { sum.skip_key_tile(q, k0, k1); });
                 continue;
             }
             if (!any) {
                 pass.load_keys(task, k0, k1);
                 any = true;
             }
-            pass.tile(n, k0, k1);
+            pass.process_key_tile(n, k0, k1);
             if (bias && !along_keys) take_turn();
             pass.each_bias_sum([&](auto& sum) {
                 if (along_keys) {
                     sum.sum_rows(n, q, k1 - k0);
                 } else {
-                    sum.write_tile(q, k0, k1);
+                    sum.write_key_tile(q, k0, k1);
                 }
             });
         }
@@ -359,14 +359,14 @@ void run_chunk(Pass& pass, const Problem& p, const ChunkTask& task, const RowBlo
             bias_tickets->pass(j, turn);
         }
         if (task.chunks > 1) {
-            tickets.wait(task.ticket + j, chunk, team);
-            if (team.cancelled()) return;
+            tickets.wait(task.ticket + j, chunk, parallel);
+            if (parallel.cancelled()) return;
         }
         pass.each_key_sum([&](auto& sum) { sum.write(task.chunk == 0, task.chunk == task.chunks - 1); });
         if (task.chunks > 1) tickets.pass(task.ticket + j, chunk);
     }
     if (along_keys && p.S > 0) {
-        if (bias_tickets) bias_tickets->wait(0, turn, team);
+        if (bias_tickets) bias_tickets->wait(0, turn, parallel);
         for (int n = 0; n < blocks; ++n) pass.each_bias_sum([&](auto& sum) { sum.write_rows(n, pass.queries(n)); });
         if (bias_tickets) bias_tickets->pass(0, turn);
     }
@@ -375,7 +375,7 @@ void run_chunk(Pass& pass, const Problem& p, const ChunkTask& task, const RowBlo
 
 // All chunks of a pass, which is made from the problem and `arguments`; `flops` for each query and key.
 template <class Pass, class... Arguments>
-void run_chunks(const Problem& p, const Plane& dbias, double flops, Team& team, const Arguments&... arguments) {
+void run_chunks(const Problem& p, const Plane& dbias, double flops, ParallelCall& parallel, const Arguments&... arguments) {
     using T = typename Pass::Number;
     if (p.B * p.Hq * p.T == 0) return;
     const RowBlocks rows(p, block<T>);
@@ -387,7 +387,7 @@ void run_chunks(const Problem& p, const Plane& dbias, double flops, Team& team, 
     const std::int64_t chunks = (rows.count + most - 1) / most, tasks = heads * chunks;
     const int capacity = static_cast<int>((rows.count + chunks - 1) / chunks);
     const std::int64_t tiles = (p.S + keys<T> - 1) / keys<T>;
-    const int worth = worth_waking(flops * p.B * p.Hq * p.T * p.S), workers = team.workers(tasks, worth);
+    const int useful = useful_workers(flops * p.B * p.Hq * p.T * p.S), workers = parallel.workers(tasks, useful);
     const std::size_t each = Scratch::bytes<char>(Pass::bytes(p, arguments..., capacity));
     const Scratch scratch(each * workers);
     Tickets tickets(chunks > 1 ? heads * tiles : 0);
@@ -407,22 +407,22 @@ void run_chunks(const Problem& p, const Plane& dbias, double flops, Team& team, 
             at += heads * p.S * sum.kept();
         });
     }
-    team.run(
-        tasks, worth,
+    parallel.run(
+        tasks, useful,
         [&](std::int64_t task, int worker) {
             const std::int64_t head = task % heads;
             run_chunk(passes[worker], p, {head / p.Hk, head % p.Hk, task / heads, chunks, head * tiles, tiles, task}, rows,
-                      capacity, tickets, shared ? &bias_tickets : nullptr, team);
+                      capacity, tickets, shared ? &bias_tickets : nullptr, parallel);
         },
         chunks == 1 && !shared);
 }
 
 // A sum in the compute type, rounded to the storage type.
 template <class T>
-void narrow_array(Type type, const T* in, void* out, std::int64_t n, Team& team) {
+void narrow_array(Type type, const T* in, void* out, std::int64_t n, ParallelCall& parallel) {
     constexpr std::int64_t step = 1 << 16;
     const std::int64_t tasks = (n + step - 1) / step;
-    team.run(tasks, static_cast<int>(std::min<std::int64_t>(tasks / 2 + 1, 4096)), [&](std::int64_t task, int) {
+    parallel.run(tasks, static_cast<int>(std::min<std::int64_t>(tasks / 2 + 1, 4096)), [&](std::int64_t task, int) {
         narrow_rows<T>(type, in + task * step, 0, 1, std::min(step, n - task * step), nullptr, out, task * step);
     });
 }

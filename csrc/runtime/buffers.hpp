@@ -14,7 +14,7 @@ struct Buffer {
 Buffer take_buffer(std::size_t bytes);  // throws std::bad_alloc
 void give_buffer(Buffer buffer) noexcept;
 
-// Memory for one call; large blocks come from the shelf of results, small ones are not worth its lock.
+// Memory for one call; large blocks come from the buffer cache, small ones from malloc: they are not worth its lock.
 class Memory {
 public:
     explicit Memory(std::size_t bytes);  // throws std::bad_alloc

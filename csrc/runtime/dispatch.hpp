@@ -24,7 +24,7 @@ std::vector<InstructionSet>& instruction_sets();
     extern const Tools tools;                           \
     }
 // And for one with matrix tiles: long heads of 16-bit numbers on tiles; heads of any length, for the tests.
-#define ATTNGRAD_DECLARE_TILES(isa)                   \
-    namespace attngrad::isa {                         \
-    extern const Passes float32_passes, tiles_always; \
+#define ATTNGRAD_DECLARE_AMX(isa)                          \
+    namespace attngrad::isa {                              \
+    extern const Passes float32_passes, amx_always_passes; \
     }

@@ -34,7 +34,7 @@ std::atomic<int> g_forks{0};  // of the processes that led to this one, since th
 // Workers that sleep until a call has work for them. A worker looks out for the next call for a while before it sleeps, so
 // that calls in quick succession do not pay for waking it. The caller works too, and when nothing is left it closes the
 // job: it waits for workers that have joined, never for one that is still waking up.
-class Pool {
+class ThreadPool {
 public:
     std::mutex in_use;  // one call at a time; a second one runs on its own thread alone
 
@@ -131,9 +131,9 @@ private:
 
 // Sleeping workers are not woken for one call of less: measured, what 2 workers save of some 100 us is what waking one
 // costs. For calls in quick succession they are: they will look out for the next.
-constexpr int worth_a_call = 16;
+constexpr int enough_to_wake = 16;
 
-Pool* g_pool = nullptr;
+ThreadPool* g_pool = nullptr;
 std::mutex g_pool_mutex;
 
 // Threads do not survive a fork: the child starts with a new pool. The old one is left alone, its mutexes unknown.
@@ -144,9 +144,9 @@ std::mutex g_pool_mutex;
                                                            ++g_forks;
                                                        });
 
-Pool& pool() {
+ThreadPool& pool() {
     std::lock_guard lock(g_pool_mutex);
-    if (!g_pool) g_pool = new Pool;
+    if (!g_pool) g_pool = new ThreadPool;
     return *g_pool;
 }
 
@@ -164,8 +164,8 @@ int default_threads() {
     return std::max(1u, std::thread::hardware_concurrency());
 }
 
-int Team::workers(std::int64_t tasks, int worth) const {
-    return static_cast<int>(std::max<std::int64_t>(1, std::min<std::int64_t>({threads_, tasks, worth})));
+int ParallelCall::workers(std::int64_t tasks, int useful) const {
+    return static_cast<int>(std::max<std::int64_t>(1, std::min<std::int64_t>({threads_, tasks, useful})));
 }
 
 namespace {
@@ -178,11 +178,11 @@ struct alignas(64) Range {
 
 }  // namespace
 
-void Team::run(std::int64_t tasks, int worth, const std::function<void(std::int64_t, int)>& work, bool apart) {
-    const int n = workers(tasks, worth), parts = apart ? n : 1;
+void ParallelCall::run(std::int64_t tasks, int useful, const std::function<void(std::int64_t, int)>& work, bool independent) {
+    const int n = workers(tasks, useful), parts = independent ? n : 1;
     // Small enough that nobody waits long for the last one.
-    const std::int64_t most = std::min(tasks / (16 * n), tasks / (2 * std::max(worth, 1)));
-    const std::int64_t batch = apart && n > 1 ? std::clamp<std::int64_t>(most, 1, 16) : 1;
+    const std::int64_t most = std::min(tasks / (16 * n), tasks / (2 * std::max(useful, 1)));
+    const std::int64_t batch = independent && n > 1 ? std::clamp<std::int64_t>(most, 1, 16) : 1;
     std::vector<Range> ranges(parts);
     for (int i = 0; i < parts; ++i) {
         ranges[i].next.store(tasks * i / parts, std::memory_order_relaxed);
@@ -207,9 +207,9 @@ void Team::run(std::int64_t tasks, int worth, const std::function<void(std::int6
         }
     };
     if (n > 1) {
-        Pool& shared = pool();
+        ThreadPool& shared = pool();
         std::unique_lock lock(shared.in_use, std::try_to_lock);
-        pooled = lock.owns_lock() && (worth >= worth_a_call || shared.awake());
+        pooled = lock.owns_lock() && (useful >= enough_to_wake || shared.awake());
         if (pooled) return shared.run(n - 1, take);
     }
     take(0);
@@ -221,8 +221,8 @@ Tickets::Tickets(std::int64_t count) : next_(count ? new std::atomic<std::int32_
 
 void Tickets::pass(std::int64_t i, std::int32_t rank) { next_[i].store(rank + 1, std::memory_order_release); }
 
-void Tickets::wait(std::int64_t i, std::int32_t rank, const Team& team) const {
-    for (int spins = 0; next_[i].load(std::memory_order_acquire) != rank && !team.cancelled(); ++spins) {
+void Tickets::wait(std::int64_t i, std::int32_t rank, const ParallelCall& parallel) const {
+    for (int spins = 0; next_[i].load(std::memory_order_acquire) != rank && !parallel.cancelled(); ++spins) {
         if (spins < 2000) {
             relax();
         } else {

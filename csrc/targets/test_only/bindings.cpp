@@ -12,14 +12,14 @@ namespace nb = nanobind;
 ATTNGRAD_DECLARE_TARGET(avx512)
 ATTNGRAD_DECLARE_TARGET(wide)
 ATTNGRAD_DECLARE_TARGET(narrow)
-ATTNGRAD_DECLARE_TILES(amx)
-ATTNGRAD_DECLARE_TILES(tiles)
+ATTNGRAD_DECLARE_AMX(amx)
+ATTNGRAD_DECLARE_AMX(tiles)
 
 namespace attngrad {
 namespace {
 
-constexpr Kernels amx_always{"amx-always", &avx512::float64_passes, &amx::tiles_always, &avx512::tools};
-constexpr Kernels tiles_kernels{"avx2-tiles", &wide::float64_passes, &tiles::tiles_always, &wide::tools};
+constexpr Kernels amx_always{"amx-always", &avx512::float64_passes, &amx::amx_always_passes, &avx512::tools};
+constexpr Kernels tiles_kernels{"avx2-tiles", &wide::float64_passes, &tiles::amx_always_passes, &wide::tools};
 constexpr Kernels wide_kernels{"avx2-512", &wide::float64_passes, &wide::float32_passes, &wide::tools};
 constexpr Kernels narrow_kernels{"avx2-128", &narrow::float64_passes, &narrow::float32_passes, &narrow::tools};
 

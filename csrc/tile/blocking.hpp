@@ -30,7 +30,7 @@ constexpr long padded(long n) {
     return (n + lanes<T> - 1) / lanes<T> * lanes<T>;
 }
 
-// The arrays of one thread, cut from one aligned allocation.
+// One aligned allocation, for the arenas of all threads.
 class Scratch {
 public:
     explicit Scratch(std::size_t bytes) : buffer_(take_scratch(round(bytes))) {}
@@ -48,9 +48,10 @@ private:
     Buffer buffer_;
 };
 
-class Cutter {
+// Bump allocator: the arrays of one thread, one after the other in a block of scratch memory.
+class Arena {
 public:
-    explicit Cutter(char* memory) : memory_(reinterpret_cast<std::uintptr_t>(memory)) {}  // null: only to count
+    explicit Arena(char* memory) : memory_(reinterpret_cast<std::uintptr_t>(memory)) {}  // null: only to count
     template <class X>
     X* take(std::size_t n) {
         X* p = reinterpret_cast<X*>(memory_ + used_);
