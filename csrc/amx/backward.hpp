@@ -1,4 +1,5 @@
-// The backward pass of 16-bit numbers on matrix tiles: backward.hpp with other products. dq is summed transposed, like scores.
+// The backward pass of 16-bit numbers on AMX tiles: passes/backward.hpp with other products. dq is summed transposed, like
+// scores.
 #pragma once
 
 #include "amx/matrix.hpp"
@@ -17,7 +18,7 @@ class MatrixBackward {
 
 public:
     using Number = float;
-    static constexpr bool one_product = false;  // sums over queries are added to, tile by tile
+    static constexpr bool one_product = false;  // sums over queries are added to, step by step over the keys
 
     MatrixBackward(const Problem& p, const BackwardProblem& g, int blocks, char* memory)
         : MatrixBackward(p, g, blocks, Arena(memory)) {}
@@ -43,10 +44,10 @@ public:
         load_statistics<float>(p_, g_, x.q, x.rows);
         // A query that sees nothing is as good as zero, whatever it holds.
         const auto fully_masked = [&](int lane) { return x.rows.inv_row_sum[lane] == 0; };
-        std::memset(wide_, 0, sizeof(float) * W * padded<float>(p_.E));
+        std::memset(dout_rows_, 0, sizeof(float) * W * padded<float>(p_.E));
         for (int lane = 0; lane < x.q.count; lane += W) {
-            VectorOfRows<float> rows{wide_, padded<float>(p_.E), std::min(W, x.q.count - lane)};
-            if (g_.dout.data) rows = gather_rows<float>(p_.type, g_.dout, x.q, lane, p_.E, wide_);
+            VectorOfRows<float> rows{dout_rows_, padded<float>(p_.E), std::min(W, x.q.count - lane)};
+            if (g_.dout.data) rows = gather_rows<float>(p_.type, g_.dout, x.q, lane, p_.E, dout_rows_);
             write_deltas<float>(p_, g_, x.q, lane, rows, x.rows);
         }
         split_rows<S>(p_.q, x.q, p_.D, q_, fully_masked);
@@ -67,12 +68,12 @@ public:
     void process_key_tile(int n, long k0, long k1) {
         const AmxTiles configured;
         Packed& x = packed_[n];
-        const ScoreTile<float> ds{g_.dbias ? dbias_.tile() : nullptr, k0};
+        const ScoreTile<float> ds{g_.dbias ? dbias_.omega() : nullptr, k0};
         float *dk = dk_.sums(), *dv = dv_.sums();
         const float factor = Scores<float>::query_factor(p_);
         const long D = up(p_.D, W), E = up(p_.E, W);
         if (ds) clear_unseen(x.q, 0, x.q.width, k1, ds);
-        // The tiles are asked for many products at once, since they take long to start; on as much memory as is near.
+        // Many AMX products at once, since the unit takes long to start; on as much memory as the near caches hold.
         const Span seen = x.q.all.outer.clipped(k0, k1);
         const long first = (seen.a - k0) / R * R;
         long at = first;
@@ -125,7 +126,7 @@ private:
           dz_pairs_(Parts::take(2, K / 2, 2 * Q, arena)),
           p_rows_(Parts::take(2, R, Q, arena)),
           dz_rows_(Parts::take(2, R, Q, arena)),
-          wide_(arena.take<float>(W * padded<float>(p.E))),
+          dout_rows_(arena.take<float>(W * padded<float>(p.E))),
           st_(arena.take<float>(R * Q)),
           dt_(arena.take<float>(R * Q)),
           scale_(arena.fill<float>(Q, static_cast<float>(p.scale))),
@@ -150,7 +151,7 @@ private:
     const Problem& p_;
     BackwardProblem g_;
     Parts q_, dout_, k_, v_, keys_, dz_pairs_, p_rows_, dz_rows_;
-    float *wide_, *st_, *dt_, *scale_;
+    float *dout_rows_, *st_, *dt_, *scale_;
     KeySum<float> dk_, dv_;
     Scores<float> scores_;
     BiasSum<float> dbias_;

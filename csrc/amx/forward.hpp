@@ -1,5 +1,5 @@
-// The forward pass of 16-bit numbers on matrix tiles: forward.hpp with other products. Sums are kept transposed, like scores;
-// and a tile of keys meets several blocks of queries, so that its parts are made once for all of them.
+// The forward pass of 16-bit numbers on AMX tiles: passes/forward.hpp with other products. Sums are kept transposed, like
+// scores; and a key tile meets several blocks of queries, so that its parts are made once for all of them.
 #pragma once
 
 #include "amx/matrix.hpp"

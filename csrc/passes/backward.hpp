@@ -1,4 +1,4 @@
-// The backward pass: five products a tile, all from one Omega, in a fixed order of additions.
+// The backward pass: five products per key tile, all from one Omega, in a fixed order of additions.
 //
 //     p = exp(s - lse) (F4); dv = (p o M)^T dout (R1); dp = (dout v^T) o M (R2); delta (R3); ds = p o (dp - delta) (R4)
 //     dbias (R5); dz = ds o m'(z) (R7); dq = scale dz k (R8); dk = scale dz^T q (R9)
@@ -29,8 +29,8 @@ struct OmegaTiles {
 
 // Omega of a part of NV vectors, from scores (times `factor` where `scaled`) and dp.
 template <class T, int NV, bool scaled>
-__attribute__((noinline)) void omega_vectors(const Scores<T> scores, const OmegaTiles<T> tiles, const Part part,
-                                             const RowStatistics<T> rows, T factor) {
+__attribute__((noinline)) void omega_vectors(const Scores<T> scores, const OmegaTiles<T> tiles, const Part& part,
+                                             const RowStatistics<T>& rows, T factor) {
     constexpr int W = lanes<T>;
     const int lane = part.lane;
     Vec<T> m[NV], r[NV], d[NV];
@@ -75,8 +75,8 @@ __attribute__((noinline)) void omega_vectors(const Scores<T> scores, const Omega
 template <class T, bool scaled = false>
 ATTNGRAD_INLINE void omega(const Scores<T>& scores, const OmegaTiles<T>& tiles, const Part& part, const RowStatistics<T>& rows,
                            T factor = 1) {
-    with_vectors<scaled ? 2 : 3>(part.vectors,
-                                 [&]<int NV>() { omega_vectors<T, NV, scaled>(scores, tiles, part, rows, factor); });
+    with_vectors<scaled ? 2 : 3>(
+        part.vectors, [&]<int NV>() ATTNGRAD_LAMBDA { omega_vectors<T, NV, scaled>(scores, tiles, part, rows, factor); });
 }
 
 // The statistics of the rows of a block, and no delta yet. Past its end p = 0.
@@ -119,7 +119,7 @@ class Backward {
 
 public:
     using Number = T;
-    static constexpr bool one_product = true;  // a tile of a block adds one product to each sum over queries
+    static constexpr bool one_product = true;  // a key tile of a block adds one product to each sum over queries
 
     Backward(const Problem& p, const BackwardProblem& g, int blocks, char* memory) : Backward(p, g, blocks, Arena(memory)) {}
     static std::size_t bytes(const Problem& p, const BackwardProblem& g, int blocks) {
@@ -139,7 +139,7 @@ public:
         if (g_.dbias) f(dbias_);
     }
 
-    // Everything of a block of queries that the tiles need, once a chunk.
+    // Everything of a block of queries that the key tiles need, once per chunk.
     void pack(int n) {
         Packed& x = packed_[n];
         load_statistics<T>(p_, g_, x.q, x.rows);
@@ -159,7 +159,7 @@ public:
 
     void process_key_tile(int n, long k0, long k1) {
         Packed& x = packed_[n];
-        const OmegaTiles<T> tiles{st_, dt_, g_.dbias ? dbias_.tile() : nullptr, k0};
+        const OmegaTiles<T> tiles{st_, dt_, g_.dbias ? dbias_.omega() : nullptr, k0};
         const ScoreTile<T> s{st_, k0}, dp{dt_, k0};
         // p o M into s, dz into dp, panel by panel; and dq from dz.
         each_panel<T>(x.q, k0, k1, x.in_place, {tiles.s, tiles.dp, tiles.ds}, seen_,
@@ -227,7 +227,7 @@ private:
     Scores<T> scores_;
     BiasSum<T> dbias_;
     Packed* packed_;
-    Span seen_[block<T> / lanes<T>];  // the keys of the tile that each vector of queries sees
+    Span seen_[block<T> / lanes<T>];  // the keys of the key tile that each vector of queries sees
     std::size_t used_ = 0;
 };
 

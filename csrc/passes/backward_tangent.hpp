@@ -1,11 +1,11 @@
-// The tangent of the backward pass: gradients and their tangents, tile by tile from the row statistics.
+// The tangent of the backward pass: gradients and their tangents, key tile by key tile from the row statistics.
 //
 //     delta_dot (H1); dp_dot = (dout_dot v^T + dout v_dot^T) o M (H2)
 //     ds_dot = p_dot o (dp - delta) + p o (dp_dot - delta_dot) (H3); dz_dot = ds_dot o m'(z) + ds o m''(z) o z_dot (H4)
 //     dq_dot = scale (dz_dot k + dz k_dot) (H5); dk_dot = scale (dz_dot^T q + dz^T q_dot) (H6)
 //     dv_dot = (p_dot o M)^T dout + (p o M)^T dout_dot (H7); dbias_dot (H8)
 //
-// P, dP, dS and their tangents are built once a tile and serve all products that need them: 15 with every tangent given.
+// P, dP, dS and their tangents are built once per key tile and serve all products that need them: 15 with every tangent given.
 #pragma once
 
 #include "passes/chunk.hpp"
@@ -31,8 +31,8 @@ struct OmegaTangentTiles : OmegaTiles<T> {
 };
 
 template <class T, int NV>
-__attribute__((noinline)) void omega_tangent_vectors(const Scores<T> scores, const OmegaTangentTiles<T>& tiles, const Part part,
-                                                     const RowStatisticsTangent<T>& rows) {
+__attribute__((noinline)) void omega_tangent_vectors(const Scores<T> scores, const OmegaTangentTiles<T>& tiles,
+                                                     const Part& part, const RowStatisticsTangent<T>& rows) {
     constexpr int W = lanes<T>;
     each_key(part, scores.paths(true), [&]<Path path>(long k) ATTNGRAD_LAMBDA {
         for (int v = 0; v < NV; ++v) {
@@ -91,7 +91,7 @@ __attribute__((noinline)) void omega_tangent_vectors(const Scores<T> scores, con
 template <class T>
 ATTNGRAD_INLINE void omega_tangent(const Scores<T>& scores, const OmegaTangentTiles<T>& tiles, const Part& part,
                                    const RowStatisticsTangent<T>& rows) {
-    with_vectors<3>(part.vectors, [&]<int NV>() { omega_tangent_vectors<T, NV>(scores, tiles, part, rows); });
+    with_vectors<3>(part.vectors, [&]<int NV>() ATTNGRAD_LAMBDA { omega_tangent_vectors<T, NV>(scores, tiles, part, rows); });
 }
 
 template <class T>

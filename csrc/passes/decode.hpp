@@ -1,6 +1,6 @@
 // Few queries against many keys: features in the lanes, queries in the rows, parallel over the keys.
 //
-// With less than half a vector of queries a key head, queries in the lanes would waste most of them, and the work is bound
+// With less than half a vector of queries per key head, queries in the lanes would waste most of them, and the work is bound
 // by reading k and v anyway. Each task takes a run of keys; the partial softmaxes are merged in the order of the keys.
 #pragma once
 
@@ -23,7 +23,7 @@ inline void dot_products(const T* q, long q_stride, int count, const T* k, long 
         for (int r = 0; r < count; ++r) {
             const T* row = q + r * q_stride;
             Vec<T> acc[W] = {};
-            T rest[W] = {};
+            T tail[W] = {};
             for (int i = 0; i < here; ++i) {
                 const T* key = k + (k0 + i) * k_stride;
                 Vec<T> a{}, b{};
@@ -34,10 +34,10 @@ inline void dot_products(const T* q, long q_stride, int count, const T* k, long 
                 }
                 if (d < in_vectors) a += load<T>(key + d) * load<T>(row + d);
                 acc[i] = a + b;
-                for (d = in_vectors; d < length; ++d) rest[i] += key[d] * row[d];
+                for (d = in_vectors; d < length; ++d) tail[i] += key[d] * row[d];
             }
             transpose<T>(acc);
-            Vec<T> total = load<T>(rest);
+            Vec<T> total = load<T>(tail);
             for (int i = 0; i < W; ++i) total += acc[i];
             for (int i = 0; i < here; ++i) s[(k0 + i) * block<T> + r] = total[i];
         }

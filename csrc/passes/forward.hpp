@@ -1,6 +1,8 @@
-// The forward pass: online softmax over tiles of keys, queries in the lanes, scores kept transposed.
+// The forward pass: online softmax over key tiles, queries in the lanes, scores kept transposed.
 //
 //     z = scale q k^T (F1); s = m(z) + bias, masked (F2); lse (F3); p = exp(s - lse) (F4); out = (p o M) v (F5)
+//
+// m: the score modifiers, M: dropout.
 #pragma once
 
 #include <vector>
@@ -36,10 +38,10 @@ inline void pack_lanes(Type type, const Rows& x, const Block<T>& q, long length,
 // Sums of a block, a row of whole vectors for each lane, to rows of an array (B, Hq, T, length), times factor[lane].
 template <class T>
 inline void write_rows(const T* sums, const T* factor, const Problem& p, const Block<T>& q, long length, void* out,
-                       void* wide) {
+                       void* wide_out) {
     const std::int64_t first = q.index(p, 0) * length;
     if (out) narrow_rows<T>(p.type, sums, padded<T>(length), q.count, length, factor, out, first);
-    if (wide) narrow_rows<T>(compute_type<T>, sums, padded<T>(length), q.count, length, factor, wide, first);
+    if (wide_out) narrow_rows<T>(compute_type<T>, sums, padded<T>(length), q.count, length, factor, wide_out, first);
 }
 
 // The rows of a block in an array (B, Hq, T, length), if they are what its sums are: whole vectors of the compute type.
@@ -92,8 +94,8 @@ struct OnlineRows {
 // The online softmax of a part of NV vectors: turns scores, times `factor` where `scaled`, into weights in place, and updates
 // the running maximum and sum.
 template <class T, int NV, bool scaled>
-__attribute__((noinline)) void softmax_vectors(const Scores<T> scores, ScoreTile<T> s, const Part part, OnlineRows<T> rows,
-                                               T factor) {
+__attribute__((noinline)) void softmax_vectors(const Scores<T> scores, ScoreTile<T> s, const Part& part,
+                                               const OnlineRows<T>& rows, T factor) {
     constexpr int W = lanes<T>;
     const int lane = part.lane;
     const Vec<T> minus_inf = broadcast<T>(-std::numeric_limits<T>::infinity());
@@ -142,9 +144,10 @@ __attribute__((noinline)) void softmax_vectors(const Scores<T> scores, ScoreTile
 }
 
 template <class T, bool scaled = false>
-ATTNGRAD_INLINE void softmax(const Scores<T>& scores, ScoreTile<T> s, const Part& part, OnlineRows<T> rows, T factor = 1) {
-    with_vectors<scaled ? 2 : 3>(part.vectors,
-                                 [&]<int NV>() { softmax_vectors<T, NV, scaled>(scores, s, part, rows, factor); });
+ATTNGRAD_INLINE void softmax(const Scores<T>& scores, ScoreTile<T> s, const Part& part, const OnlineRows<T>& rows,
+                             T factor = 1) {
+    with_vectors<scaled ? 2 : 3>(
+        part.vectors, [&]<int NV>() ATTNGRAD_LAMBDA { softmax_vectors<T, NV, scaled>(scores, s, part, rows, factor); });
 }
 
 // lse, and what a backward pass rebuilds the weights from, of a vector of rows, or as many of them as are left, from `at` on

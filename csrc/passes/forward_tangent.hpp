@@ -4,10 +4,10 @@
 //     lse_dot = rowsum(p o s_dot) + exp(sigma - lse) sigma_dot (T3); p_dot = p o (s_dot - lse_dot) (T4)
 //     out_dot = (p_dot o M) v + (p o M) v_dot (T5)
 //
-// The sums of p s_dot v hold s_dot less its tangent_mean so far, which is lse_dot in the end; they follow when the tangent_mean
-// moves. The tangent_mean in turn is measured from s_dot at the largest score so far (the tangent_shift). So a row that attends
-// to one key alone has p_dot = 0 exactly, and neither a tangent_shift common to a row nor a tangent_mean of v costs digits.
-// What rounding leaves of sum p (s_dot - tangent_shift - tangent_mean) is kept, too, and taken off in the end.
+// The sums of p s_dot v hold s_dot less its mean so far, which is lse_dot in the end; they follow when the mean changes. The
+// mean in turn is measured from s_dot at the largest score so far, the shift. So a row that attends to one key alone has
+// p_dot = 0 exactly, and neither a shift common to a row nor a mean of v costs digits. What rounding leaves of
+// sum p (s_dot - shift - mean) is kept, too, and taken off in the end.
 #pragma once
 
 #include "passes/forward.hpp"
@@ -31,7 +31,7 @@ struct OnlineTangentRows : OnlineRows<T> {
 // `softmax`, with tangents: turns scores into p o M and z_dot into (p o (s_dot - tangent_shift - tangent_mean)) o M, in place.
 template <class T, int NV>
 __attribute__((noinline)) void softmax_tangent_vectors(const Scores<T> scores, ScoreTile<T> s, ScoreTile<T> s_dot,
-                                                       const Part part, const OnlineTangentRows<T> rows) {
+                                                       const Part& part, const OnlineTangentRows<T>& rows) {
     constexpr int W = lanes<T>;
     const int lane = part.lane;
     const Vec<T> minus_inf = broadcast<T>(-std::numeric_limits<T>::infinity());
@@ -121,7 +121,8 @@ __attribute__((noinline)) void softmax_tangent_vectors(const Scores<T> scores, S
 template <class T>
 ATTNGRAD_INLINE void softmax_tangent(const Scores<T>& scores, ScoreTile<T> s, ScoreTile<T> s_dot, const Part& part,
                                      const OnlineTangentRows<T>& rows) {
-    with_vectors<3>(part.vectors, [&]<int NV>() { softmax_tangent_vectors<T, NV>(scores, s, s_dot, part, rows); });
+    with_vectors<3>(part.vectors,
+                    [&]<int NV>() ATTNGRAD_LAMBDA { softmax_tangent_vectors<T, NV>(scores, s, s_dot, part, rows); });
 }
 
 template <class T>

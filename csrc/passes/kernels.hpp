@@ -12,7 +12,7 @@ namespace attngrad::ATTNGRAD_ISA {
 template <class T>
 void any_forward(const Problem& p, const ForwardResult& r, ParallelCall& parallel) {
     if (p.B * p.Hq * p.T == 0) return;
-    // A backward pass will rebuild the scores with queries in the lanes: its forward must round them alike.
+    // A backward pass will rebuild the scores with queries in the lanes: its forward must round them identically.
     if (few_queries<T>(p) && !r.row_max) return decode<T>(p, r, parallel);
     forward<T>(p, r, parallel);
 }

@@ -1,5 +1,5 @@
-// Memory for results, kept for the next call. Fresh pages cost a fault each, which for mid-sized results takes longer than
-// computing them; a block that a freed array leaves behind has its pages already.
+// The buffer cache: memory of freed results, kept for the next call. Fresh pages cost a fault each, which for mid-sized results
+// takes longer than computing them; a block that a freed array leaves behind has its pages already.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// What a kernel is asked to do: plain pointers, strides and numbers, the same for every instruction set.
+// What a kernel is asked to do: raw pointers, strides and numbers, the same for every instruction set.
 #pragma once
 
 #include <cstdint>
@@ -61,7 +61,7 @@ struct Tangents {
     Rows q, k, v;
     Plane bias;
     const void* sinks = nullptr;                                       // (Hq,), in the compute type
-    bool scores() const { return q.data || k.data || bias || sinks; }  // whether the scores move
+    bool scores() const { return q.data || k.data || bias || sinks; }  // whether there is a score tangent
 };
 
 // lse_dot = tangent_shift + tangent_mean, kept separately: the tangent_shift is s_dot at the largest score of the row, so that

@@ -1,4 +1,4 @@
-// Threads: a pool of workers that take numbered tasks in order, and tickets that order their sums.
+// A thread pool whose workers take numbered tasks in order, and tickets that order their sums.
 #pragma once
 
 #include <atomic>
@@ -10,7 +10,7 @@ namespace attngrad {
 
 int default_threads();  // ATTNGRAD_NUM_THREADS, else the processors this process may run on
 
-// One call's use of the pool.
+// One call's use of the thread pool.
 class ParallelCall {
 public:
     // `poll` is called on the calling thread every now and then; it returns true to cancel. Where it forks, the call is

@@ -1,5 +1,5 @@
-// The passes of 16-bit numbers on matrix tiles, and those of ATTNGRAD_BASE where there are none. CMakeLists.txt compiles
-// this once for each instruction set that has tiles.
+// The passes of 16-bit numbers on AMX tiles, and those of ATTNGRAD_BASE where there are none. CMakeLists.txt compiles
+// this once for each instruction set that has them.
 #include "amx/backward.hpp"
 #include "amx/forward.hpp"
 #include "passes/decode.hpp"

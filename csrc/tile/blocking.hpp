@@ -1,4 +1,4 @@
-// Blocks of queries and tiles of keys: their sizes, their scratch memory, and how rows get into and out of the lanes.
+// Blocks of queries and key tiles: their sizes, their scratch memory, and how rows get into and out of the lanes.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 #include "simd/storage.hpp"
 
 #ifndef ATTNGRAD_KEYS
-#define ATTNGRAD_KEYS 96  // of a tile, in float32
+#define ATTNGRAD_KEYS 96  // of a key tile, in float32
 #endif
 
 namespace attngrad::ATTNGRAD_ISA {
@@ -129,7 +129,6 @@ inline void transpose_in(VectorOfRows<T> in, long columns, T* out, long out_stri
 }
 
 // --- rows in user memory ----------------------------------------------------------------------------------------------
-
 //
 // The passes are compiled for a compute type T. In which type numbers are stored is asked here, at run time, a row or more at
 // a time: so 16-bit numbers need no passes of their own.

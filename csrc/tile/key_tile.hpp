@@ -1,4 +1,4 @@
-// A tile of rows of k or v, or of their tangents: read where it lies, or widened; and the two products that it enters.
+// A key tile: rows of k or v, or of their tangents, read where they lie, or widened; and the two products that they enter.
 #pragma once
 
 #include "tile/product.hpp"
@@ -20,7 +20,7 @@ public:
     // Rows k0 .. k1 of one head.
     void load(const Rows& x, std::int64_t b, std::int64_t head, long k0, long k1) {
         k0_ = k0;
-        // combine() reads the tile again and again: it must not lie at a stride that the cache cannot hold.
+        // combine() reads the rows again and again: they must not lie at a stride that the cache cannot hold.
         if (type_ == compute_type<T> && (!in_vectors_ || x.row == columns_)) {
             rows_ = row_of<T>(x, b, head, k0);
             stride_ = x.row;

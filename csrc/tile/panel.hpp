@@ -72,8 +72,8 @@ struct Block {
         all = vectors[0];
         for (int v = 1; v < width / lanes<T>; ++v) all.join(vectors[v]);
     }
-    // Whether all keys that are seen are of one tile: then the first sums over keys are the last. Not at the beginning of a
-    // long causal head, where panels in parts are faster than panels that are alike.
+    // Whether all keys that are seen are of one key tile: then the first sums over keys are the last. Not at the beginning of a
+    // long causal head, where panels in parts are faster than uniform ones.
     bool in_one_key_tile(const Problem& p) const {
         if (all.outer.empty() || (p.banded() && p.T > block<T>)) return false;
         return all.outer.a / keys<T> == (all.outer.b - 1) / keys<T>;

@@ -39,7 +39,7 @@ struct ToC {
         return load<T>(c) + acc;
     }
 };
-// One factor a row, of a sum that is complete: of the product, or of C and the product.
+// One factor per row, of a sum that is complete: of the product, or of C and the product.
 struct ScaledToZero {
     template <class T>
     static ATTNGRAD_INLINE Vec<T> finish(Vec<T> acc, const T*, const T* factor, long row) {
@@ -52,7 +52,7 @@ struct ScaledToC {
         return (load<T>(c) + acc) * broadcast<T>(factor[row]);
     }
 };
-struct ToScaledC {  // the rescaling of the online softmax: one factor a row
+struct ToScaledC {  // the rescaling of the online softmax: one factor per row
     template <class T>
     static ATTNGRAD_INLINE Vec<T> finish(Vec<T> acc, const T* c, const T* factor, long row) {
         return load<T>(c) * broadcast<T>(factor[row]) + acc;

@@ -1,4 +1,5 @@
-// The score modifiers and masks of one block of queries against one tile of keys, in one place for all passes.
+// All that happens to the scores of one block of queries against one key tile: modifiers, bias, masks, dropout; in one place
+// for all passes.
 #pragma once
 
 #include <algorithm>
@@ -73,14 +74,14 @@ public:
         return true;
     }
 
-    // How the tile is gone through; with `keep`, where dropout matters, too.
+    // The paths of the keys; with `keep`, where dropout matters, too.
     Paths paths(bool keep) const {
         if (modifies() || (keep && drops())) return {Path::general, Path::general};
         const Path outer = natural_ ? Path::general : Path::hidden, inner = natural_ ? Path::biased : Path::clear;
         return {masked_ || mixed_ ? outer : inner, outer};
     }
 
-    // Products of q as it is, times query_factor(). Every pass must round them alike: see tangent().
+    // Products of q as it is, times query_factor(). Every pass must round them identically: see tangent().
     static ATTNGRAD_INLINE Vec<T> scaled(Vec<T> x, T factor) { return x * factor + Vec<T>{}; }
 
     ATTNGRAD_INLINE Vec<T> hide(Vec<T> x, long k, int lane) const {
@@ -99,7 +100,7 @@ public:
     }
 
     // s_dot = m'(z) z_dot + bias_dot (T2), as it is, from z_dot as the products give it: times query_factor() / scale,
-    // like z. Every pass must round it alike: adding zero keeps the compiler from contracting the product with what the
+    // like z. Every pass must round it identically: adding zero keeps the compiler from contracting the product with what the
     // caller subtracts next.
     ATTNGRAD_INLINE Vec<T> tangent(Vec<T> z_dot, Vec<T> slope, long k, int lane) const {
         Vec<T> x = z_dot * to_score_, add{};
@@ -144,7 +145,7 @@ private:
         return true;
     }
 
-    // The mask, transposed 16 x 16 at a time into one bit a lane; how many entries are true.
+    // The mask, transposed 16 x 16 at a time into one bit per lane; how many entries are true.
     long load_mask(const Block<T>& q, long k0, long n) {
         const auto* mask = static_cast<const std::int8_t*>(p_.mask.data) + q.b * p_.mask.b + k0 * p_.mask.s;
         long seen = 0;
@@ -261,7 +262,7 @@ private:
     const Block<T>* q_ = nullptr;
     long k0_ = 0;
     bool edge_ = false, masked_ = false, mixed_ = false;  // whether band, mask, segments hide any key from any query
-    std::uint16_t* visible_ = nullptr;                    // [key][vector]: one bit a lane
+    std::uint16_t* visible_ = nullptr;                    // [key][vector]: one bit per lane
     Lane* q_ids_ = nullptr;
     const std::int32_t* k_ids_ = nullptr;
     T *bias_ = nullptr, *bias_dot_ = nullptr, *keep_ = nullptr;

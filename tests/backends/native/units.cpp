@@ -1,7 +1,7 @@
 // The parts that every kernel is made of, each against a plain computation in higher precision: exp2, log and tanh in units of
 // the last place over their range, the conversions of storage, score modifiers and their derivatives, the product. Prints what
-// it found; exits with 1 where a bound is broken. tests/test_native_units.py compiles it for each instruction set of the
-// machine, and with sanitizers.
+// it found; exits with 1 where a bound is broken. tests/backends/test_native_units.py compiles it for each instruction set of
+// the machine, and with sanitizers.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
