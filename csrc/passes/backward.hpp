@@ -180,9 +180,9 @@ public:
                           });
                       });
         x.complete = x.in_place;
-        each_key_run<T>(x.q, seen_, k0, k1, [&](long row, long rows, int q0, int q1) {
-            dv_.add(st_ + row * block<T>, x.dos, q0, q1, row, rows);  // (R1)
-            dk_.add(dt_ + row * block<T>, x.qs, q0, q1, row, rows);   // (R9)
+        each_key_run<T>(x.q, seen_, k0, k1, [&](const KeyRun& run) {
+            dv_.add(run, s, x.dos);  // (R1)
+            dk_.add(run, dp, x.qs);  // (R9)
         });
     }
 

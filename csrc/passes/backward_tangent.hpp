@@ -206,14 +206,13 @@ public:
                               if (t_.k.data) k_dot_.template combine<ToC>(part, dp, x.dq_dot);
                           });
                       });
-        each_key_run<T>(x.q, seen_, k0, k1, [&](long row, long rows, int q0, int q1) {
-            const long at = row * block<T>;
-            dv_.add(tiles_.s + at, x.dos, q0, q1, row, rows);                                        // (R1)
-            if (tiles_.has_score_tangent) dv_dot_.add(tiles_.z_dot + at, x.dos, q0, q1, row, rows);  // (H7)
-            if (g_.dout_dot.data) dv_dot_.add(tiles_.s + at, x.dout_dots, q0, q1, row, rows);
-            dk_.add(tiles_.dp + at, x.qs, q0, q1, row, rows);          // (R9)
-            dk_dot_.add(tiles_.dp_dot + at, x.qs, q0, q1, row, rows);  // (H6)
-            if (t_.q.data) dk_dot_.add(tiles_.dp + at, x.q_dots, q0, q1, row, rows);
+        each_key_run<T>(x.q, seen_, k0, k1, [&](const KeyRun& run) {
+            dv_.add(run, s, x.dos);                                        // (R1)
+            if (tiles_.has_score_tangent) dv_dot_.add(run, z_dot, x.dos);  // (H7)
+            if (g_.dout_dot.data) dv_dot_.add(run, s, x.dout_dots);
+            dk_.add(run, dp, x.qs);          // (R9)
+            dk_dot_.add(run, dp_dot, x.qs);  // (H6)
+            if (t_.q.data) dk_dot_.add(run, dp, x.q_dots);
         });
     }
 

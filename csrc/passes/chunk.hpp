@@ -85,7 +85,7 @@ ATTNGRAD_INLINE void each_panel(const Block<T>& q, long k0, long k1, bool unifor
     }
 }
 
-// f(row, rows, q0, q1) for runs of keys of the key tile, with the queries from the first to the last vector that sees any.
+// f(run) for runs of keys of the key tile, with the queries from the first to the last vector that sees any.
 template <class T, class F>
 inline void each_key_run(const Block<T>& q, const Span* seen, long k0, long k1, F f) {
     const int vectors = q.width / lanes<T>;
@@ -97,7 +97,7 @@ inline void each_key_run(const Block<T>& q, const Span* seen, long k0, long k1, 
         int first = 0, last = vectors;
         while (first < last && seen[first].clipped(a, b).empty()) ++first;
         while (first < last && seen[last - 1].clipped(a, b).empty()) --last;
-        if (first < last) f(a - k0, b - a, first * lanes<T>, std::min(last * lanes<T>, q.count));
+        if (first < last) f(KeyRun{{a, b}, first * lanes<T>, std::min(last * lanes<T>, q.count)});
     }
 }
 

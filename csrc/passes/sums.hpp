@@ -34,18 +34,19 @@ public:
         alone_ = !rounds_ && alone && length_ == columns_;
     }
 
-    // Rows of the partial sum += a (rows x queries q0 .. q1) b, with b in strips.
-    void add(const T* a, const T* b, int q0, int q1, long row, long rows) {
+    // Rows of the keys of a run += weights^T b, with b, a row for each query, in strips.
+    void add(const KeyRun& run, ScoreTile<T> weights, const T* b) {
         if (!result_) return;
+        const long row = run.keys.a - weights.k0, rows = run.keys.b - run.keys.a;
         if (alone_) {
             write_zeros(row);
-            add_to<ScaledToZero>(a, b, q0, q1, rows, numbers() + row * length_);
+            add_to<ScaledToZero>(run, weights, b, numbers() + row * length_);
             written_ = row + rows;
         } else if (!summed_ && rows == rows_) {
-            add_to<ToZero>(a, b, q0, q1, rows, partial_);
+            add_to<ToZero>(run, weights, b, partial_);
         } else {
             if (!summed_) std::memset(partial_, 0, sizeof(T) * rows_ * columns_);
-            add_to<ToC>(a, b, q0, q1, rows, partial_ + row * columns_);
+            add_to<ToC>(run, weights, b, partial_ + row * columns_);
         }
         summed_ = true;
     }
@@ -103,11 +104,12 @@ private:
     }
 
     template <class To>
-    void add_to(const T* a, const T* b, int q0, int q1, long rows, T* to) {
+    void add_to(const KeyRun& run, ScoreTile<T> weights, const T* b, T* to) {
+        const Matrix<const T> a{weights.at(run.keys.a, run.q0), block<T>};
         for (long c = 0; c < columns_; c += strip<T>) {
             const long width = std::min<long>(strip<T>, columns_ - c);
-            product<T, Order::RowMajor, To>(static_cast<int>(width / lanes<T>), rows, q1 - q0, {a + q0, block<T>},
-                                            {b + c * block<T> + q0 * width, width}, {to + c, columns_}, factor_);
+            product<T, Order::RowMajor, To>(static_cast<int>(width / lanes<T>), run.keys.b - run.keys.a, run.q1 - run.q0, a,
+                                            {b + c * block<T> + run.q0 * width, width}, {to + c, columns_}, factor_);
         }
     }
 

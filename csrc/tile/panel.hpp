@@ -88,6 +88,12 @@ struct Part {
     Span keys, inner;                      // inner: keys that every lane of the panel sees
 };
 
+// Some keys against the queries q0 .. q1 of a block.
+struct KeyRun {
+    Span keys;
+    int q0, q1;
+};
+
 // f.operator()<NV>() for the number of vectors of a part, at most `most`.
 template <int most, class F>
 ATTNGRAD_INLINE void with_vectors(int vectors, F f) {
