@@ -1,12 +1,12 @@
-// Products of 16-bit numbers by matrix tiles (Intel AMX): float32 sums of products of bfloat16 numbers, 16 x 16 at a time,
+// Products of 16-bit numbers by AMX tiles: float32 sums of products of bfloat16 numbers, 16 x 16 at a time,
 // at sixteen times the rate of multiply-adds.
 //
 // A float32 number is the sum of bfloat16 numbers, and so a product is a sum of products of such parts. What is stored as
 // bfloat16 is one part; IEEE half is two, exactly; weights and their gradients are two, which keeps 16 bits of 24. So
 // results are as good as those in float32, which are rounded to 8 or 11 bits in the end.
 //
-// Of a product C = A B the tiles want A by rows, 32 numbers of the depth in each; and B by pairs of the depth: row i of a
-// tile has, for each column, the numbers 2i and 2i + 1. Depths are padded to 32, rows and columns to 16, with zeros.
+// Of a product C = A B AMX wants A by rows, 32 numbers of the depth in each; and B by pairs of the depth: row i of an
+// AMX tile has, for each column, the numbers 2i and 2i + 1. Depths are padded to 32, rows and columns to 16, with zeros.
 #pragma once
 
 #ifdef __AMX_BF16__
@@ -47,9 +47,9 @@ struct Parts {
     Number16* part[2] = {};
     long stride = 0;  // between rows, in numbers
     int count = 1;
-    static Parts take(int count, long rows, long stride, Cutter& cut) {
+    static Parts take(int count, long rows, long stride, Arena& arena) {
         Parts x;
-        for (int i = 0; i < count; ++i) x.part[i] = cut.take<Number16>(rows * stride);
+        for (int i = 0; i < count; ++i) x.part[i] = arena.take<Number16>(rows * stride);
         x.stride = stride;
         x.count = count;
         return x;
@@ -69,7 +69,7 @@ constexpr int parts_of = std::is_same_v<S, BFloat16> ? 1 : 2;
 // The upper halves of a and b, side by side; and what they leave, such that its upper half is nearest to it. Cut off, weights
 // would all be too small: where values have a mean, so is out, and delta with it, from which small differences are taken.
 ATTNGRAD_INLINE Words side_by_side(Words a, Words b) { return (a >> 16u) | (b & 0xffff0000u); }
-ATTNGRAD_INLINE Vec<float> rest_of(Vec<float> x) {
+ATTNGRAD_INLINE Vec<float> remainder_of(Vec<float> x) {
     return floats_of(words_of(x - floats_of(words_of(x) & 0xffff0000u)) + 0x8000u);
 }
 
@@ -143,8 +143,8 @@ inline void transposed(const Parts& in, long rows, long features, const Parts& o
 
 #ifdef __AMX_BF16__
 
-// While it lives, the tiles of this thread are 16 rows of 64 bytes each; after, what they were.
-class TileRegisters {
+// RAII: configures this thread's AMX tiles, 16 rows of 64 bytes each, and restores the previous configuration.
+class AmxTiles {
     struct alignas(64) Config {
         std::uint8_t palette = 0, start_row = 0, reserved[14] = {};
         std::uint16_t row_bytes[16] = {};
@@ -154,24 +154,24 @@ class TileRegisters {
     Config before_;
 
 public:
-    TileRegisters() {
+    AmxTiles() {
         __asm__ volatile("sttilecfg %0" : "=m"(before_));
         __asm__ volatile("ldtilecfg %0" ::"m"(ours));
     }
-    ~TileRegisters() {
+    ~AmxTiles() {
         if (before_.palette) {
             __asm__ volatile("ldtilecfg %0" ::"m"(before_));
         } else {
             _tile_release();
         }
     }
-    TileRegisters(const TileRegisters&) = delete;
-    TileRegisters& operator=(const TileRegisters&) = delete;
+    AmxTiles(const AmxTiles&) = delete;
+    AmxTiles& operator=(const AmxTiles&) = delete;
 };
 
-// MI x NI tiles of C: tiles 0 to 3 of the registers; A has 4 and 5, B 6 and 7.
+// MI x NI AMX tiles of C, in registers 0 to 3; A has 4 and 5, B 6 and 7.
 template <int MI, int NI, bool add, bool all>
-inline void tile_product(long depth, const Parts& a, const Parts& b, float* c, long c_stride) {
+inline void amx_tile_product(long depth, const Parts& a, const Parts& b, float* c, long c_stride) {
     const long cs = c_stride * 4, as = a.stride * 2, bs = b.stride * 2;
     float* lower = c + 16 * c_stride;
     __asm__ volatile("" ::: "memory");  // to the compiler, the instructions below touch no memory
@@ -214,11 +214,11 @@ inline void tile_product(long depth, const Parts& a, const Parts& b, float* c, l
 #else
 
 // The same without such hardware, so that tests reach the passes on any machine.
-struct TileRegisters {
-    TileRegisters() {}
+struct AmxTiles {
+    AmxTiles() {}
 };
 template <int MI, int NI, bool add, bool all>
-inline void tile_product(long depth, const Parts& a, const Parts& b, float* c, long c_stride) {
+inline void amx_tile_product(long depth, const Parts& a, const Parts& b, float* c, long c_stride) {
     for (int m = 0; m < 16 * MI; ++m)
         for (int n = 0; n < 16 * NI; n += 16) {
             Vec<float> sum = add ? load<float>(c + m * c_stride + n) : Vec<float>{};
@@ -246,30 +246,30 @@ inline void multiply(long rows, long columns, long depth, const Parts& a, const 
             float* to = c + m * c_stride + n;
             const bool two_rows = m + 16 < rows, two_columns = n + 16 < columns;
             if (two_rows && two_columns) {
-                tile_product<2, 2, add, all>(depth, x, y, to, c_stride);
+                amx_tile_product<2, 2, add, all>(depth, x, y, to, c_stride);
             } else if (two_rows) {
-                tile_product<2, 1, add, all>(depth, x, y, to, c_stride);
+                amx_tile_product<2, 1, add, all>(depth, x, y, to, c_stride);
             } else if (two_columns) {
-                tile_product<1, 2, add, all>(depth, x, y, to, c_stride);
+                amx_tile_product<1, 2, add, all>(depth, x, y, to, c_stride);
             } else {
-                tile_product<1, 1, add, all>(depth, x, y, to, c_stride);
+                amx_tile_product<1, 1, add, all>(depth, x, y, to, c_stride);
             }
         }
 }
 
 // --- what the passes share -------------------------------------------------------------------------------------------------
 
-constexpr int W = 16;                              // rows and columns of a tile
-constexpr long Q = block<float>, K = keys<float>;  // queries of a block, keys of a tile of keys
+constexpr int W = 16;                              // rows and columns of an AMX tile
+constexpr long Q = block<float>, K = keys<float>;  // queries of a block, keys of a key tile
 constexpr int G = 32;                              // queries whose products are made at once
 constexpr long R = 96;                             // keys that the backward pass takes at once
 static_assert(Q % 32 == 0 && K % R == 0 && R % 32 == 0 && lanes<float> == W);
 
-// The rows of a block, zeros for those that are `blind`, and up to a whole number of tiles of the depth.
-template <class S, class Blind>
-inline void split_rows(const Rows& x, const Block<float>& q, long length, const Parts& out, Blind blind) {
+// The rows of a block, zeros for those that are `fully_masked`, and up to a whole number of AMX tiles along the depth.
+template <class S, class FullyMasked>
+inline void split_rows(const Rows& x, const Block<float>& q, long length, const Parts& out, FullyMasked fully_masked) {
     for (int lane = 0; lane < up(q.width, 32); ++lane) {
-        if (!x.data || lane >= q.count || blind(lane)) {
+        if (!x.data || lane >= q.count || fully_masked(lane)) {
             zero_row(out, lane);
         } else {
             split_row(row_of<S>(x, q.b, q.head[lane], q.row[lane]), length, out, lane);
@@ -292,33 +292,33 @@ struct Group {
     Group(const Block<float>& q, int first, long k0, long k1) : lane(first), width(std::min(G, q.width - first)) {
         Band band = q.vectors[lane / W];
         for (int n = lane + W; n < lane + width; n += W) band.join(q.vectors[n / W]);
-        seen = band.outer.cut(k0, k1);
+        seen = band.outer.clipped(k0, k1);
     }
 };
 
 // Scores, transposed like everywhere: out[key][lane] = row[key] . column[lane], for the keys that the group sees.
-inline void tile_dots(const Group& g, const Parts& rows, const Parts& columns, long depth, long k0, float* out) {
-    const long a = (g.seen.a - k0) / 16 * 16, b = up(g.seen.b - k0, 16);
-    multiply<false, true>(b - a, g.width, depth, rows.at(a, 0), columns.at(0, 2 * g.lane), out + a * Q, Q);
+inline void amx_dots(const Group& g, const Parts& rows, const Parts& columns, long depth, ScoreTile<float> out) {
+    const long a = (g.seen.a - out.k0) / 16 * 16, b = up(g.seen.b - out.k0, 16);
+    multiply<false, true>(b - a, g.width, depth, rows.at(a, 0), columns.at(0, 2 * g.lane), out.at(out.k0 + a, g.lane), Q);
 }
 
-// Zeros where a vector of queries sees no key, up to a whole number of tiles of the depth.
-inline void clear_unseen(const Block<float>& q, int lane, int end, long k0, long k1, float* tile) {
+// Zeros where a vector of queries sees no key, up to a whole number of AMX tiles along the depth.
+inline void clear_unseen(const Block<float>& q, int lane, int end, long k1, ScoreTile<float> tile) {
     for (; lane < end; lane += W) {
-        const Span own = q.vectors[lane / W].outer.cut(k0, k1);
-        for (long k = k0; k < own.a; ++k) store<float>(tile + (k - k0) * Q + lane, Vec<float>{});
-        for (long k = own.b; k < k0 + up(k1 - k0, 32); ++k) store<float>(tile + (k - k0) * Q + lane, Vec<float>{});
+        const Span own = q.vectors[lane / W].outer.clipped(tile.k0, k1);
+        for (long k = tile.k0; k < own.a; ++k) store<float>(tile.at(k, lane), Vec<float>{});
+        for (long k = own.b; k < tile.k0 + up(k1 - tile.k0, 32); ++k) store<float>(tile.at(k, lane), Vec<float>{});
     }
 }
 
 // Weights [key][lane] of n keys and at most 32 lanes, in two parts: as B of a product whose depth is the keys (`pairs`); as A
 // of one whose depth is the lanes (`rows`), where lanes j and j + 16 are a pair.
 template <bool to_pairs, bool to_rows>
-inline void pack_weights(int width, const float* tile, long n, const Parts& pairs, const Parts& rows) {
+inline void pack_weights(int width, const float* weights, long n, const Parts& pairs, const Parts& rows) {
     const bool both = width > W;
-    for (long k = 0; k < up(n, 32); k += 2, tile += 2 * Q) {
-        Vec<float> a = load<float>(tile), b{}, c = load<float>(tile + Q), d{};  // of keys k and k + 1
-        if (both) b = load<float>(tile + W), d = load<float>(tile + Q + W);
+    for (long k = 0; k < up(n, 32); k += 2, weights += 2 * Q) {
+        Vec<float> a = load<float>(weights), b{}, c = load<float>(weights + Q), d{};  // of keys k and k + 1
+        if (both) b = load<float>(weights + W), d = load<float>(weights + Q + W);
 #pragma GCC unroll 2
         for (int part = 0; part < 2; ++part) {
             if constexpr (to_pairs) {
@@ -331,7 +331,7 @@ inline void pack_weights(int width, const float* tile, long n, const Parts& pair
                 store_words(to, side_by_side(words_of(a), words_of(b)));
                 store_words(to + rows.stride, side_by_side(words_of(c), words_of(d)));
             }
-            if (part == 0) a = rest_of(a), b = rest_of(b), c = rest_of(c), d = rest_of(d);
+            if (part == 0) a = remainder_of(a), b = remainder_of(b), c = remainder_of(c), d = remainder_of(d);
         }
     }
 }
@@ -339,7 +339,7 @@ inline void pack_weights(int width, const float* tile, long n, const Parts& pair
 // Sums [feature][lane], times factor[lane], to rows of an array (B, Hq, T, length).
 template <class S>
 inline void write_transposed(const float* sums, const float* factor, const Problem& p, const Block<float>& q, long length,
-                             S* out, float* wide) {
+                             S* out, float* wide_out) {
     for (int lane = 0; lane < q.count; lane += W) {
         const Vec<float> scale = load<float>(factor + lane);
         for (long c = 0; c < length; c += W) {
@@ -349,7 +349,7 @@ inline void write_transposed(const float* sums, const float* factor, const Probl
             const int n = static_cast<int>(std::min<long>(W, length - c));
             for (int i = 0; i < W && lane + i < q.count; ++i) {
                 const std::int64_t at = q.index(p, lane + i) * length + c;
-                if (wide) store_some<float>(wide + at, m[i], n);
+                if (wide_out) store_some<float>(wide_out + at, m[i], n);
                 if (!out) continue;
                 S row[W];
                 for (int j = 0; j < W; ++j) narrow(m[i][j], row[j]);

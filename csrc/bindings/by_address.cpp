@@ -116,7 +116,7 @@ nb::object forward_by_address(int type, nb::handle q, nb::handle k, nb::handle v
         saved = enclose(s);
         r = {at(out), s->out(), r.lse, s->row_max(), s->inv_row_sum()};
     }
-    run([&](const Kernels& kernels, Team& team) { kernels.passes(x.p.type).forward(x.p, r, team); });
+    run([&](const Kernels& kernels, ParallelCall& parallel) { kernels.passes(x.p.type).forward(x.p, r, parallel); });
     return saved;
 }
 
@@ -132,7 +132,7 @@ bool backward_by_address(const nb::capsule& saved, int type, nb::handle q, nb::h
     Memory delta(x.number() * static_cast<std::size_t>(x.rows()));
     const BackwardProblem g{d.rows, at(dlse),     s.out(), s.row_max(), s.inv_row_sum(), at(dq), at(dk),
                             at(dv), delta.data(), {},      false};
-    run([&](const Kernels& kernels, Team& team) { kernels.passes(x.p.type).backward(x.p, g, team); });
+    run([&](const Kernels& kernels, ParallelCall& parallel) { kernels.passes(x.p.type).backward(x.p, g, parallel); });
     return true;
 }
 

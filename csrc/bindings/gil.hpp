@@ -44,15 +44,15 @@ private:
     PyThreadState* state_;
 };
 
-// work(kernels, team) without the GIL. Signals are handled now and then; what their handlers raise is raised here.
+// work(kernels, parallel) without the GIL. Signals are handled now and then; what their handlers raise is raised here.
 template <class Work>
 void run(Work work) {
     bool cancelled = false;
     {
         WithoutGil without;
-        Team team(g_threads, [&] { return without.signalled(); });
-        work(*g_kernels.load(), team);
-        cancelled = team.cancelled();
+        ParallelCall parallel(g_threads, [&] { return without.signalled(); });
+        work(*g_kernels.load(), parallel);
+        cancelled = parallel.cancelled();
     }
     if (!cancelled) return;
     if (!PyErr_Occurred())

@@ -49,7 +49,7 @@ ForwardResult forward_result(const Output& out, const Output& wide_out, const Ou
 
 void forward(const Call& call, Output out, Output wide_out, Output lse, Output row_max, Output inv_row_sum) {
     const ForwardResult r = forward_result(out, wide_out, lse, row_max, inv_row_sum);
-    run([&](const Kernels& kernels, Team& team) { kernels.passes(call.p.type).forward(call.p, r, team); });
+    run([&](const Kernels& kernels, ParallelCall& parallel) { kernels.passes(call.p.type).forward(call.p, r, parallel); });
 }
 
 void forward_tangent(const Call& call, const Directions& directions, Output out, Output wide_out, Output lse, Output row_max,
@@ -61,8 +61,8 @@ void forward_tangent(const Call& call, const Directions& directions, Output out,
                                  data_of(lse_dot),
                                  data_of(tangent_shift),
                                  data_of(tangent_mean)};
-    run([&](const Kernels& kernels, Team& team) {
-        kernels.passes(call.p.type).forward_tangent(call.p, directions.t, r, team);
+    run([&](const Kernels& kernels, ParallelCall& parallel) {
+        kernels.passes(call.p.type).forward_tangent(call.p, directions.t, r, parallel);
     });
 }
 
@@ -94,7 +94,7 @@ BackwardProblem backward_problem(const Call& call, const Array& dout, const Arra
 void backward(const Call& call, Array dout, Array dlse, Array out, Array row_max, Array inv_row_sum, Output dq, Output dk,
               Output dv, Output delta, Array dbias) {
     const BackwardProblem g = backward_problem(call, dout, dlse, out, row_max, inv_row_sum, dq, dk, dv, delta, dbias);
-    run([&](const Kernels& kernels, Team& team) { kernels.passes(call.p.type).backward(call.p, g, team); });
+    run([&](const Kernels& kernels, ParallelCall& parallel) { kernels.passes(call.p.type).backward(call.p, g, parallel); });
 }
 
 void backward_tangent(const Call& call, const Directions& directions, Array dout, Array dlse, Array out, Array row_max,
@@ -112,8 +112,8 @@ void backward_tangent(const Call& call, const Directions& directions, Array dout
                                    data_of(dv_dot),
                                    data_of(delta_dot),
                                    plane_of(dbias_dot, Type::f32)};
-    run([&](const Kernels& kernels, Team& team) {
-        kernels.passes(call.p.type).backward_tangent(call.p, directions.t, g, team);
+    run([&](const Kernels& kernels, ParallelCall& parallel) {
+        kernels.passes(call.p.type).backward_tangent(call.p, directions.t, g, parallel);
     });
 }
 

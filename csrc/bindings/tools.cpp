@@ -41,21 +41,21 @@ nb::ndarray<nb::numpy, std::uint8_t, nb::ndim<1>> buffer(std::size_t bytes) {
 // float32 sums, rounded to the type of `out`.
 void narrow(const Array& wide, const Output& out) {
     const Type type = type_of(Array(out));
-    run([&](const Kernels& kernels, Team& team) {
-        kernels.tools->narrow(type, wide.data(), out.data(), static_cast<std::int64_t>(wide.size()), team);
+    run([&](const Kernels& kernels, ParallelCall& parallel) {
+        kernels.tools->narrow(type, wide.data(), out.data(), static_cast<std::int64_t>(wide.size()), parallel);
     });
 }
 
-constexpr int worth_all = 4096;  // sleeping workers are woken, too
+constexpr int all_workers = 4096;  // sleeping workers are woken, too
 
 // What all threads do in a second of `work`, which returns how much it did.
 template <class Work>
 double rate_of(int threads, Work work) {
     WithoutGil without;
-    Team team(threads, {});
+    ParallelCall parallel(threads, {});
     const auto start = std::chrono::steady_clock::now();
     std::atomic<std::int64_t> done{0};
-    team.run(threads, worth_all, [&](std::int64_t task, int) { done += static_cast<std::int64_t>(work(task)); });
+    parallel.run(threads, all_workers, [&](std::int64_t task, int) { done += static_cast<std::int64_t>(work(task)); });
     return static_cast<double>(done) / std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 

@@ -1,44 +1,46 @@
-// The tangent of the backward pass: gradients and their tangents, tile by tile from the row statistics.
+// The tangent of the backward pass: gradients and their tangents, key tile by key tile from the row statistics.
 //
 //     delta_dot (H1); dp_dot = (dout_dot v^T + dout v_dot^T) o M (H2)
 //     ds_dot = p_dot o (dp - delta) + p o (dp_dot - delta_dot) (H3); dz_dot = ds_dot o m'(z) + ds o m''(z) o z_dot (H4)
 //     dq_dot = scale (dz_dot k + dz k_dot) (H5); dk_dot = scale (dz_dot^T q + dz^T q_dot) (H6)
 //     dv_dot = (p_dot o M)^T dout + (p o M)^T dout_dot (H7); dbias_dot (H8)
 //
-// P, dP, dS and their tangents are built once a tile and serve all products that need them: 15 with every tangent given.
+// P, dP, dS and their tangents are built once per key tile and serve all products that need them: 15 with every tangent given.
 #pragma once
 
 #include "passes/chunk.hpp"
 
 namespace attngrad::ATTNGRAD_ISA {
 
-// The numbers of each query of a block.
+// RowStatistics, with tangents.
 template <class T>
-struct SecondOrderRows {
-    T *top, *inverse, *delta;
-    T *shift, *mean, *delta_dot;
+struct RowStatisticsTangent : RowStatistics<T> {
+    T *tangent_shift, *tangent_mean, *delta_dot;
+
+    static RowStatisticsTangent take(Arena& arena) {
+        return {RowStatistics<T>::take(arena), arena.take<T>(block<T>), arena.take<T>(block<T>), arena.take<T>(block<T>)};
+    }
 };
 
-// Four tiles, in place: scores to p o M, z_dot to p_dot o M, dp to dz, dp_dot to dz_dot; and Omega with its tangent where
-// there is a bias. Where z_dot is zero (not `moves`) so is p_dot, and the tile is null; where dp_dot is (not `pulls`), its
-// tile is not read.
+// OmegaTiles, with tangents: z_dot becomes p_dot o M, dp_dot becomes dz_dot, and ds_dot receives the tangent of Omega. Without
+// a score tangent, p_dot is zero and z_dot null; without a value tangent, dp_dot is not read.
 template <class T>
-struct SecondOrderTiles {
-    T *s, *z_dot, *dp, *dp_dot, *ds, *ds_dot;
-    bool moves, pulls;
+struct OmegaTangentTiles : OmegaTiles<T> {
+    T *z_dot, *dp_dot, *ds_dot;
+    bool has_score_tangent, has_value_tangent;
 };
 
 template <class T, int NV>
-__attribute__((noinline)) void omega_tangent(const Scores<T> scores, const SecondOrderTiles<T>& tiles, long k0, Span keys,
-                                             Span inner, int lane, const SecondOrderRows<T>& rows) {
+__attribute__((noinline)) void omega_tangent_vectors(const Scores<T> scores, const OmegaTangentTiles<T>& tiles,
+                                                     const Part& part, const RowStatisticsTangent<T>& rows) {
     constexpr int W = lanes<T>;
-    each_key(keys, inner, scores.paths(true), [&]<Path path>(long k) ATTNGRAD_LAMBDA {
+    each_key(part, scores.paths(true), [&]<Path path>(long k) ATTNGRAD_LAMBDA {
         for (int v = 0; v < NV; ++v) {
-            const int n = lane + v * W;
-            const long at = (k - k0) * block<T> + n;
+            const int n = part.lane + v * W;
+            const long at = tiles.index(k, n);
             Vec<T> x = load<T>(tiles.s + at), z_dot{}, dp = load<T>(tiles.dp + at), dp_dot{}, w{};
-            if (tiles.moves) z_dot = load<T>(tiles.z_dot + at);
-            if (tiles.pulls) dp_dot = load<T>(tiles.dp_dot + at);
+            if (tiles.has_score_tangent) z_dot = load<T>(tiles.z_dot + at);
+            if (tiles.has_value_tangent) dp_dot = load<T>(tiles.dp_dot + at);
             Modified<T> y{x};
             Int<T> sees = ~Int<T>{};
             if constexpr (path == Path::biased) y.value = scores.add_bias(x, k, n);
@@ -46,13 +48,13 @@ __attribute__((noinline)) void omega_tangent(const Scores<T> scores, const Secon
             x = y.value;
             if constexpr (modified<path>) sees = x != -std::numeric_limits<T>::infinity();  // by a bias of -inf, too
             if constexpr (path == Path::hidden) sees = scores.sees(k, n);
-            if (tiles.moves) {  // s_dot - lse_dot
-                w = modified<path> ? scores.tangent(z_dot, y.slope, k, n) : scores.plain_tangent(z_dot);
-                w = (w - load<T>(rows.shift + n)) - load<T>(rows.mean + n);
+            if (tiles.has_score_tangent) {  // s_dot - lse_dot
+                w = modified<path> ? scores.tangent(z_dot, y.slope, k, n) : scores.unmodified_tangent(z_dot);
+                w = (w - load<T>(rows.tangent_shift + n)) - load<T>(rows.tangent_mean + n);
             }
-            x -= load<T>(rows.top + n);
+            x -= load<T>(rows.row_max + n);
             if constexpr (modified<path>) x = scores.exponent(x);
-            Vec<T> p = exp2<T>(x) * load<T>(rows.inverse + n);  // 0, not 2^low: it may be all that is left of a tangent
+            Vec<T> p = exp2<T>(x) * load<T>(rows.inv_row_sum + n);  // 0, not 2^low: it may be all that is left of a tangent
             if constexpr (path != Path::clear) p = sees ? p : Vec<T>{};  // even where the row is NaN
             Vec<T> kept = p;
             if (path == Path::general && scores.drops()) {
@@ -81,9 +83,15 @@ __attribute__((noinline)) void omega_tangent(const Scores<T> scores, const Secon
             store<T>(tiles.s + at, kept);
             store<T>(tiles.dp + at, dz);
             store<T>(tiles.dp_dot + at, dz_dot);
-            if (tiles.moves) store<T>(tiles.z_dot + at, kept_dot);
+            if (tiles.has_score_tangent) store<T>(tiles.z_dot + at, kept_dot);
         }
     });
+}
+
+template <class T>
+ATTNGRAD_INLINE void omega_tangent(const Scores<T>& scores, const OmegaTangentTiles<T>& tiles, const Part& part,
+                                   const RowStatisticsTangent<T>& rows) {
+    with_vectors<3>(part.vectors, [&]<int NV>() ATTNGRAD_LAMBDA { omega_tangent_vectors<T, NV>(scores, tiles, part, rows); });
 }
 
 template <class T>
@@ -94,7 +102,7 @@ class BackwardTangent {
         const T *qs, *dos;
         T *q_dot_t, *dout_dot_t, *q_dot_copy, *dout_dot_copy, *dq_dot;  // the same of the tangents; null where these are
         const T *q_dots, *dout_dots;
-        SecondOrderRows<T> rows;
+        RowStatisticsTangent<T> rows;
     };
 
 public:
@@ -102,9 +110,9 @@ public:
     static constexpr bool one_product = false;  // two, with all tangents
 
     BackwardTangent(const Problem& p, const Tangents& t, const BackwardTangentProblem& g, int blocks, char* memory)
-        : BackwardTangent(p, t, g, blocks, Cutter(memory)) {}
+        : BackwardTangent(p, t, g, blocks, Arena(memory)) {}
     static std::size_t bytes(const Problem& p, const Tangents& t, const BackwardTangentProblem& g, int blocks) {
-        return BackwardTangent(p, t, g, blocks, Cutter(nullptr)).used_;
+        return BackwardTangent(p, t, g, blocks, Arena(nullptr)).used_;
     }
     static long packed_rows(const Problem& p) { return 6 * padded<T>(p.D) + 4 * padded<T>(p.E); }
 
@@ -131,15 +139,15 @@ public:
         for (int lane = 0; lane < x.q.width; ++lane) {
             const std::int64_t at = x.q.index(p_, lane);
             const bool past = lane >= x.q.count;
-            x.rows.top[lane] = past ? 0 : number(g.top, at);
-            x.rows.inverse[lane] = past ? 0 : number(g.inverse, at);
-            const bool blind = past || x.rows.inverse[lane] == 0;
-            x.rows.shift[lane] = blind ? 0 : number(g_.shift, at);
-            x.rows.mean[lane] = blind ? 0 : number(g_.mean, at);
+            x.rows.row_max[lane] = past ? 0 : number(g.row_max, at);
+            x.rows.inv_row_sum[lane] = past ? 0 : number(g.inv_row_sum, at);
+            const bool fully_masked = past || x.rows.inv_row_sum[lane] == 0;
+            x.rows.tangent_shift[lane] = fully_masked ? 0 : number(g_.tangent_shift, at);
+            x.rows.tangent_mean[lane] = fully_masked ? 0 : number(g_.tangent_mean, at);
         }
-        const T factor = Scores<T>::query_factor(p_), *inverse = x.rows.inverse;
+        const T factor = Scores<T>::query_factor(p_), *inv_row_sum = x.rows.inv_row_sum;
         const auto pack = [&](const Rows& from, long length, T times, T* into_lanes, T* copy, auto f) {
-            return pack_rows<T>(p_.type, from, x.q, length, inverse, times, rows_, into_lanes, copy, f);
+            return pack_rows<T>(p_.type, from, x.q, length, inv_row_sum, times, rows_, into_lanes, copy, f);
         };
         const auto nothing = [](int, VectorOfRows<T>) {};
         const auto dots_with = [&](const void* out, int lane, VectorOfRows<T> rows) {
@@ -164,7 +172,7 @@ public:
             delta_dot -= number(g_.dlse_dot, at);
             static_cast<T*>(g.delta)[at] = delta;
             static_cast<T*>(g_.delta_dot)[at] = delta_dot;
-            if (inverse[lane] == 0) delta = delta_dot = 0;
+            if (inv_row_sum[lane] == 0) delta = delta_dot = 0;
         }
         for (T* sums : {x.dq, x.dq_dot}) std::memset(sums, 0, sizeof(T) * x.q.count * padded<T>(p_.D));
     }
@@ -176,38 +184,35 @@ public:
         if (t_.v.data) v_dot_.load(t_.v, task.b, task.key_head, k0, k1);
     }
 
-    void tile(int n, long k0, long k1) {
+    void process_key_tile(int n, long k0, long k1) {
         Packed& x = packed_[n];
-        each_panel<T>(
-            x.q, k0, k1, false, {tiles_.s, tiles_.z_dot, tiles_.dp, tiles_.dp_dot, tiles_.ds, tiles_.ds_dot}, seen_,
-            [&](const Panel<T>& panel) ATTNGRAD_LAMBDA {
-                panel.parts([&](int vectors, int at, Span span) {
-                    const long row = (span.a - k0) * block<T> + at;
-                    k_.template dots<ToZero>(vectors, span, x.qt + at, tiles_.s + row);    // (F1)
-                    v_.template dots<ToZero>(vectors, span, x.dot + at, tiles_.dp + row);  // (R2)
-                    if (tiles_.moves)
-                        sum_of_dots<T>(vectors, span, at, t_.q.data ? &k_ : nullptr, x.q_dot_t, t_.k.data ? &k_dot_ : nullptr,
-                                       x.qt, tiles_.z_dot + row);  // (T1)
-                    if (tiles_.pulls)
-                        sum_of_dots<T>(vectors, span, at, g_.dout_dot.data ? &v_ : nullptr, x.dout_dot_t,
-                                       t_.v.data ? &v_dot_ : nullptr, x.dot, tiles_.dp_dot + row);  // (H2)
-                    auto* fill = vectors == 3 ? omega_tangent<T, 3> : vectors == 2 ? omega_tangent<T, 2> : omega_tangent<T, 1>;
-                    fill(scores_, tiles_, k0, span, panel.inner, at, x.rows);
-                    const int count = std::min(vectors * lanes<T>, x.q.count - at);
-                    const long first = at * padded<T>(p_.D);
-                    k_.template combine<ToC>(count, span, tiles_.dp + row, x.dq + first);          // (R8)
-                    k_.template combine<ToC>(count, span, tiles_.dp_dot + row, x.dq_dot + first);  // (H5)
-                    if (t_.k.data) k_dot_.template combine<ToC>(count, span, tiles_.dp + row, x.dq_dot + first);
-                });
-            });
-        each_key_run<T>(x.q, seen_, k0, k1, [&](long row, long rows, int q0, int q1) {
-            const long at = row * block<T>;
-            dv_.add(tiles_.s + at, x.dos, q0, q1, row, rows);                            // (R1)
-            if (tiles_.moves) dv_dot_.add(tiles_.z_dot + at, x.dos, q0, q1, row, rows);  // (H7)
-            if (g_.dout_dot.data) dv_dot_.add(tiles_.s + at, x.dout_dots, q0, q1, row, rows);
-            dk_.add(tiles_.dp + at, x.qs, q0, q1, row, rows);          // (R9)
-            dk_dot_.add(tiles_.dp_dot + at, x.qs, q0, q1, row, rows);  // (H6)
-            if (t_.q.data) dk_dot_.add(tiles_.dp + at, x.q_dots, q0, q1, row, rows);
+        tiles_.k0 = k0;
+        const ScoreTile<T> s{tiles_.s, k0}, z_dot{tiles_.z_dot, k0}, dp{tiles_.dp, k0}, dp_dot{tiles_.dp_dot, k0};
+        each_panel<T>(x.q, k0, k1, false, {tiles_.s, tiles_.z_dot, tiles_.dp, tiles_.dp_dot, tiles_.ds, tiles_.ds_dot}, seen_,
+                      [&](const Panel<T>& panel) ATTNGRAD_LAMBDA {
+                          panel.parts([&](const Part& part) {
+                              k_.template dots<ToZero>(part, x.qt, s);    // (F1)
+                              v_.template dots<ToZero>(part, x.dot, dp);  // (R2)
+                              if (tiles_.has_score_tangent)
+                                  sum_of_dots<T>(part, t_.q.data ? &k_ : nullptr, x.q_dot_t, t_.k.data ? &k_dot_ : nullptr,
+                                                 x.qt,
+                                                 z_dot);  // (T1)
+                              if (tiles_.has_value_tangent)
+                                  sum_of_dots<T>(part, g_.dout_dot.data ? &v_ : nullptr, x.dout_dot_t,
+                                                 t_.v.data ? &v_dot_ : nullptr, x.dot, dp_dot);  // (H2)
+                              omega_tangent<T>(scores_, tiles_, part, x.rows);
+                              k_.template combine<ToC>(part, dp, x.dq);          // (R8)
+                              k_.template combine<ToC>(part, dp_dot, x.dq_dot);  // (H5)
+                              if (t_.k.data) k_dot_.template combine<ToC>(part, dp, x.dq_dot);
+                          });
+                      });
+        each_key_run<T>(x.q, seen_, k0, k1, [&](const KeyRun& run) {
+            dv_.add(run, s, x.dos);                                        // (R1)
+            if (tiles_.has_score_tangent) dv_dot_.add(run, z_dot, x.dos);  // (H7)
+            if (g_.dout_dot.data) dv_dot_.add(run, s, x.dout_dots);
+            dk_.add(run, dp, x.qs);          // (R9)
+            dk_dot_.add(run, dp_dot, x.qs);  // (H6)
+            if (t_.q.data) dk_dot_.add(run, dp, x.q_dots);
         });
     }
 
@@ -218,51 +223,50 @@ public:
     }
 
 private:
-    BackwardTangent(const Problem& p, const Tangents& t, const BackwardTangentProblem& g, int blocks, Cutter cut)
+    BackwardTangent(const Problem& p, const Tangents& t, const BackwardTangentProblem& g, int blocks, Arena arena)
         : p_(p),
           t_(t),
           g_(g),
-          rows_(cut.take<T>(lanes<T> * padded<T>(std::max(p.D, p.E)))),
-          scale_(cut.fill<T>(block<T>, static_cast<T>(p.scale))),
-          k_(p.type, p.D, true, cut),
-          v_(p.type, p.E, false, cut),
-          k_dot_(p.type, t.k.data ? p.D : 0, true, cut),
-          v_dot_(p.type, t.v.data ? p.E : 0, false, cut),
-          dk_(p.type, p.D, g.g.dk, static_cast<T>(p.scale), cut),
-          dv_(p.type, p.E, g.g.dv, T{1}, cut),
-          dk_dot_(p.type, p.D, g.dk_dot, static_cast<T>(p.scale), cut),
-          dv_dot_(p.type, p.E, g.dv_dot, T{1}, cut),
-          scores_(p, cut, t.bias),
-          tiles_(tiles(cut)),
-          dbias_(g.g.dbias, g.g.dbias_alone, tiles_.ds, blocks, cut),
-          dbias_dot_(g.dbias_dot, g.g.dbias_alone, tiles_.ds_dot, blocks, cut),
-          packed_(cut.take<Packed>(blocks)) {
+          rows_(arena.take<T>(lanes<T> * padded<T>(std::max(p.D, p.E)))),
+          scale_(arena.fill<T>(block<T>, static_cast<T>(p.scale))),
+          k_(p.type, p.D, true, arena),
+          v_(p.type, p.E, false, arena),
+          k_dot_(p.type, t.k.data ? p.D : 0, true, arena),
+          v_dot_(p.type, t.v.data ? p.E : 0, false, arena),
+          dk_(p.type, p.D, g.g.dk, static_cast<T>(p.scale), arena),
+          dv_(p.type, p.E, g.g.dv, T{1}, arena),
+          dk_dot_(p.type, p.D, g.dk_dot, static_cast<T>(p.scale), arena),
+          dv_dot_(p.type, p.E, g.dv_dot, T{1}, arena),
+          scores_(p, arena, t.bias),
+          tiles_(tiles(arena)),
+          dbias_(g.g.dbias, g.g.dbias_alone, tiles_.ds, blocks, arena),
+          dbias_dot_(g.dbias_dot, g.g.dbias_alone, tiles_.ds_dot, blocks, arena),
+          packed_(arena.take<Packed>(blocks)) {
         const long d = padded<T>(p.D) * block<T>, e = padded<T>(p.E) * block<T>;
         for (int n = 0; n < blocks; ++n) {
             Packed x{};
-            for (T** part : {&x.qt, &x.q_copy, &x.dq, &x.dq_dot}) *part = cut.take<T>(d);
-            for (T** part : {&x.dot, &x.dout_copy}) *part = cut.take<T>(e);
-            for (T** part : {&x.q_dot_t, &x.q_dot_copy}) *part = t.q.data ? cut.take<T>(d) : nullptr;
-            for (T** part : {&x.dout_dot_t, &x.dout_dot_copy}) *part = g.dout_dot.data ? cut.take<T>(e) : nullptr;
-            for (T** part : {&x.rows.top, &x.rows.inverse, &x.rows.delta, &x.rows.shift, &x.rows.mean, &x.rows.delta_dot})
-                *part = cut.take<T>(block<T>);
+            for (T** part : {&x.qt, &x.q_copy, &x.dq, &x.dq_dot}) *part = arena.take<T>(d);
+            for (T** part : {&x.dot, &x.dout_copy}) *part = arena.take<T>(e);
+            for (T** part : {&x.q_dot_t, &x.q_dot_copy}) *part = t.q.data ? arena.take<T>(d) : nullptr;
+            for (T** part : {&x.dout_dot_t, &x.dout_dot_copy}) *part = g.dout_dot.data ? arena.take<T>(e) : nullptr;
+            x.rows = RowStatisticsTangent<T>::take(arena);
             if (rows_) packed_[n] = x;
         }
-        used_ = cut.used();
+        used_ = arena.used();
     }
 
-    SecondOrderTiles<T> tiles(Cutter& cut) const {
-        const auto tile = [&](bool needed) { return needed ? cut.take<T>(keys<T> * block<T>) : nullptr; };
-        const bool moves = t_.scores();
-        SecondOrderTiles<T> x{};
+    OmegaTangentTiles<T> tiles(Arena& arena) const {
+        const auto tile = [&](bool needed) { return needed ? arena.take<T>(keys<T> * block<T>) : nullptr; };
+        const bool has_score_tangent = t_.scores();
+        OmegaTangentTiles<T> x{};
         x.s = tile(true);
         x.dp = tile(true);
         x.dp_dot = tile(true);
-        x.z_dot = tile(moves);
+        x.z_dot = tile(has_score_tangent);
         x.ds = g_.g.dbias ? scores_.bias_tile() : nullptr;
         x.ds_dot = tile(static_cast<bool>(g_.g.dbias));
-        x.moves = moves;
-        x.pulls = t_.v.data || g_.dout_dot.data;
+        x.has_score_tangent = has_score_tangent;
+        x.has_value_tangent = t_.v.data || g_.dout_dot.data;
         return x;
     }
 
@@ -273,7 +277,7 @@ private:
     KeyTile<T> k_, v_, k_dot_, v_dot_;
     KeySum<T> dk_, dv_, dk_dot_, dv_dot_;
     Scores<T> scores_;
-    SecondOrderTiles<T> tiles_;
+    OmegaTangentTiles<T> tiles_;
     BiasSum<T> dbias_, dbias_dot_;
     Packed* packed_;
     Span seen_[block<T> / lanes<T>];
@@ -281,8 +285,8 @@ private:
 };
 
 template <class T>
-void backward_tangent(const Problem& p, const Tangents& t, const BackwardTangentProblem& g, Team& team) {
-    run_chunks<BackwardTangent<T>>(p, g.g.dbias, 30.0 * p.D, team, t, g);
+void backward_tangent(const Problem& p, const Tangents& t, const BackwardTangentProblem& g, ParallelCall& parallel) {
+    run_chunks<BackwardTangent<T>>(p, g.g.dbias, 30.0 * p.D, parallel, t, g);
 }
 
 }  // namespace attngrad::ATTNGRAD_ISA

@@ -1,6 +1,8 @@
-// The forward pass: online softmax over tiles of keys, queries in the lanes, scores kept transposed.
+// The forward pass: online softmax over key tiles, queries in the lanes, scores kept transposed.
 //
 //     z = scale q k^T (F1); s = m(z) + bias, masked (F2); lse (F3); p = exp(s - lse) (F4); out = (p o M) v (F5)
+//
+// m: the score modifiers, M: dropout.
 #pragma once
 
 #include <vector>
@@ -36,10 +38,10 @@ inline void pack_lanes(Type type, const Rows& x, const Block<T>& q, long length,
 // Sums of a block, a row of whole vectors for each lane, to rows of an array (B, Hq, T, length), times factor[lane].
 template <class T>
 inline void write_rows(const T* sums, const T* factor, const Problem& p, const Block<T>& q, long length, void* out,
-                       void* wide) {
+                       void* wide_out) {
     const std::int64_t first = q.index(p, 0) * length;
     if (out) narrow_rows<T>(p.type, sums, padded<T>(length), q.count, length, factor, out, first);
-    if (wide) narrow_rows<T>(compute_type<T>, sums, padded<T>(length), q.count, length, factor, wide, first);
+    if (wide_out) narrow_rows<T>(compute_type<T>, sums, padded<T>(length), q.count, length, factor, wide_out, first);
 }
 
 // The rows of a block in an array (B, Hq, T, length), if they are what its sums are: whole vectors of the compute type.
@@ -49,9 +51,10 @@ inline T* rows_as_sums(Type type, void* array, const Problem& p, const Block<T>&
     return static_cast<T*>(array) + q.index(p, 0) * length;
 }
 
-// f<path>(k) for every key of a span. `inner` are the keys that every lane sees by the band.
+// f<path>(k) for every key of a part.
 template <class F>
-ATTNGRAD_INLINE void each_key(Span keys, Span inner, Paths paths, F f) {
+ATTNGRAD_INLINE void each_key(const Part& part, Paths paths, F f) {
+    const Span keys = part.keys;
     const auto all = [&](Path path, long a, long b) ATTNGRAD_LAMBDA {
         const auto loop = [&]<Path which>() ATTNGRAD_LAMBDA {
 #pragma GCC unroll 2
@@ -66,7 +69,7 @@ ATTNGRAD_INLINE void each_key(Span keys, Span inner, Paths paths, F f) {
     };
     Span parts[3] = {{keys.a, keys.b}, {}, {}};
     if (paths.inner != paths.outer) {
-        const Span in = inner.cut(keys.a, keys.b);
+        const Span in = part.inner.clipped(keys.a, keys.b);
         parts[0].b = in.a;
         parts[1] = in;
         parts[2] = {in.b, keys.b};
@@ -74,17 +77,32 @@ ATTNGRAD_INLINE void each_key(Span keys, Span inner, Paths paths, F f) {
     for (int n = 0; n < 3; ++n) all(n == 1 ? paths.inner : paths.outer, parts[n].a, parts[n].b);
 }
 
-// The online softmax of NV vectors: turns scores, times `factor` where `scaled`, into weights in place, and moves the running
-// maximum and sum.
-template <class T, int NV, bool scaled = false>
-__attribute__((noinline)) void softmax(const Scores<T> scores, T* s, long k0, Span keys, Span inner, int lane, T* top, T* sum,
-                                       T* rescale, T factor) {
+// What the online softmax knows of the queries of a block so far, one number per lane.
+template <class T>
+struct OnlineRows {
+    T *row_max, *row_sum;
+    T* rescale;  // by what earlier sums are to be multiplied
+
+    static OnlineRows take(Arena& arena) { return {arena.take<T>(block<T>), arena.take<T>(block<T>), arena.take<T>(block<T>)}; }
+    // Nothing seen; or the sink, which is one more key whose value is zero.
+    void start(int lane, T sink) const {
+        row_max[lane] = sink;
+        row_sum[lane] = sink == -std::numeric_limits<T>::infinity() ? 0 : 1;
+    }
+};
+
+// The online softmax of a part of NV vectors: turns scores, times `factor` where `scaled`, into weights in place, and updates
+// the running maximum and sum.
+template <class T, int NV, bool scaled>
+__attribute__((noinline)) void softmax_vectors(const Scores<T> scores, ScoreTile<T> s, const Part& part,
+                                               const OnlineRows<T>& rows, T factor) {
     constexpr int W = lanes<T>;
+    const int lane = part.lane;
     const Vec<T> minus_inf = broadcast<T>(-std::numeric_limits<T>::infinity());
-    Vec<T> m[NV], next[NV], total[NV], part[NV] = {};  // two maxima that take turns: one would have to wait for itself
-    for (int v = 0; v < NV; ++v) m[v] = next[v] = load<T>(top + v * W);
-    each_key(keys, inner, scores.paths(false), [&]<Path path>(long k) ATTNGRAD_LAMBDA {
-        T* row = s + (k - k0) * block<T>;
+    Vec<T> m[NV], next[NV], total[NV], sums[NV] = {};  // two alternating maxima, to break the loop-carried dependency
+    for (int v = 0; v < NV; ++v) m[v] = next[v] = load<T>(rows.row_max + lane + v * W);
+    each_key(part, scores.paths(false), [&]<Path path>(long k) ATTNGRAD_LAMBDA {
+        T* row = s.at(k, lane);
         for (int v = 0; v < NV; ++v) {
             Vec<T> x = load<T>(row + v * W);
             if constexpr (scaled) x = scores.scaled(x, factor);
@@ -98,74 +116,83 @@ __attribute__((noinline)) void softmax(const Scores<T> scores, T* s, long k0, Sp
         }
     });
     for (int v = 0; v < NV; ++v) {
+        const int at = lane + v * W;
         m[v] = vmax(m[v], next[v]);
-        const Vec<T> old = load<T>(top + v * W);
-        store<T>(top + v * W, m[v]);
+        const Vec<T> old = load<T>(rows.row_max + at);
+        store<T>(rows.row_max + at, m[v]);
         m[v] = m[v] == minus_inf ? Vec<T>{} : m[v];  // nothing seen yet: exp2(-inf - 0) is 0
-        const Vec<T> shrink = exp2<T>(scores.exponent(old - m[v]));
-        store<T>(rescale + v * W, shrink);
-        total[v] = load<T>(sum + v * W) * shrink;
+        const Vec<T> rescale = exp2<T>(scores.exponent(old - m[v]));
+        store<T>(rows.rescale + at, rescale);
+        total[v] = load<T>(rows.row_sum + at) * rescale;
     }
-    each_key(keys, inner, scores.paths(true), [&]<Path path>(long k) ATTNGRAD_LAMBDA {
-        T* row = s + (k - k0) * block<T>;
+    each_key(part, scores.paths(true), [&]<Path path>(long k) ATTNGRAD_LAMBDA {
+        T* row = s.at(k, lane);
         for (int v = 0; v < NV; ++v) {
             Vec<T> x = load<T>(row + v * W) - m[v];
             if constexpr (modified<path>) x = scores.exponent(x);  // else the unit is log2
             Vec<T> p = exp2<T, path != Path::clear>(x);
-            part[v] += p;
+            sums[v] += p;
             if (path == Path::general && scores.drops()) p *= scores.keep(k, lane + v * W);
             store<T>(row + v * W, p);
         }
     });
     for (int v = 0; v < NV; ++v) {  // scores that are all -inf by overflow: nothing is seen, whatever exp2 gave
-        const Vec<T> all = total[v] + part[v];
-        store<T>(sum + v * W, (load<T>(top + v * W) == minus_inf) & (all == all) ? Vec<T>{} : all);
+        const int at = lane + v * W;
+        const Vec<T> all = total[v] + sums[v];
+        store<T>(rows.row_sum + at, (load<T>(rows.row_max + at) == minus_inf) & (all == all) ? Vec<T>{} : all);
     }
 }
 
+template <class T, bool scaled = false>
+ATTNGRAD_INLINE void softmax(const Scores<T>& scores, ScoreTile<T> s, const Part& part, const OnlineRows<T>& rows,
+                             T factor = 1) {
+    with_vectors<scaled ? 2 : 3>(
+        part.vectors, [&]<int NV>() ATTNGRAD_LAMBDA { softmax_vectors<T, NV, scaled>(scores, s, part, rows, factor); });
+}
+
 // lse, and what a backward pass rebuilds the weights from, of a vector of rows, or as many of them as are left, from `at` on
-// in arrays (B, Hq, T). A row that saw no key has top = inverse = 0.
+// in arrays (B, Hq, T). A row that saw no key has row_max = inv_row_sum = 0.
 template <class T>
-inline void write_statistics(const Problem& p, const ForwardResult& r, std::int64_t at, int left, Vec<T> top, Vec<T> sum) {
+inline void write_statistics(const Problem& p, const ForwardResult& r, std::int64_t at, int left, Vec<T> row_max, Vec<T> sum) {
     const int count = std::min(left, lanes<T>);
     const auto write = [&](void* to, Vec<T> x) {
         if (to) store_some<T>(static_cast<T*>(to) + at, x, count);
     };
     const T unit = Scores<T>::unit(p) == 1 ? 1 : static_cast<T>(1 / log2e);
-    write(r.lse, sum == 0 ? broadcast<T>(-std::numeric_limits<T>::infinity()) : top * unit + log<T>(sum));
-    if (!r.top && !r.inverse) return;
-    Int<T> blind = sum == 0;
+    write(r.lse, sum == 0 ? broadcast<T>(-std::numeric_limits<T>::infinity()) : row_max * unit + log<T>(sum));
+    if (!r.row_max && !r.inv_row_sum) return;
+    Int<T> fully_masked = sum == 0;
     if (p.sinks) {
         Vec<T> sinks{};
         for (int i = 0; i < count; ++i) sinks[i] = Scores<T>::sink(p, (at + i) / p.T % p.Hq);
-        blind |= (sum == 1) & (top == sinks);
+        fully_masked |= (sum == 1) & (row_max == sinks);
     }
-    write(r.top, blind ? Vec<T>{} : top);
-    write(r.inverse, blind ? Vec<T>{} : 1 / sum);
+    write(r.row_max, fully_masked ? Vec<T>{} : row_max);
+    write(r.inv_row_sum, fully_masked ? Vec<T>{} : 1 / sum);
 }
 
 template <class T>
 class Forward {
 public:
-    Forward(const Problem& p, const ForwardResult& r, char* memory) : Forward(p, r, Cutter(memory)) {}
+    Forward(const Problem& p, const ForwardResult& r, char* memory) : Forward(p, r, Arena(memory)) {}
 
-    static std::size_t bytes(const Problem& p) { return Forward(p, {}, Cutter(nullptr)).used_; }
+    static std::size_t bytes(const Problem& p) { return Forward(p, {}, Arena(nullptr)).used_; }
 
-    void run(std::int64_t b, std::int64_t key_head, std::int64_t first, int length, const Team& team) {
+    void run(std::int64_t b, std::int64_t key_head, std::int64_t first, int length, const ParallelCall& parallel) {
         q_.set(p_, b, key_head, first, length);
         pack_lanes<T>(p_.type, p_.q, q_, p_.D, Scores<T>::query_factor(p_), rows_, qt_);
         start();
         const Span seen = q_.all.outer;
         in_place_ = nullptr;
-        if (q_.in_one_tile(p_))
+        if (q_.in_one_key_tile(p_))
             in_place_ = r_.wide_out ? rows_as_sums<T>(compute_type<T>, r_.wide_out, p_, q_, p_.E)
                                     : rows_as_sums<T>(p_.type, r_.out, p_, q_, p_.E);
         if (!in_place_) clear();
         bool any = false;
-        for (long k0 = seen.a / keys<T> * keys<T>; k0 < seen.b && !team.cancelled(); k0 += keys<T>) {
+        for (long k0 = seen.a / keys<T> * keys<T>; k0 < seen.b && !parallel.cancelled(); k0 += keys<T>) {
             const long k1 = std::min<long>(k0 + keys<T>, seen.b);
             if (!scores_.prepare(q_, k0, k1)) continue;
-            tile(key_head, k0, k1);
+            process_key_tile(key_head, k0, k1);
             any = true;
         }
         if (in_place_ && !any) in_place_ = nullptr, clear();
@@ -173,80 +200,59 @@ public:
     }
 
 private:
-    Forward(const Problem& p, const ForwardResult& r, Cutter cut)
+    Forward(const Problem& p, const ForwardResult& r, Arena arena)
         : p_(p),
           r_(r),
-          rows_(cut.take<T>(lanes<T> * padded<T>(std::max(p.D, p.E)))),
-          qt_(cut.take<T>(padded<T>(p.D) * block<T>)),
-          sums_(cut.take<T>(padded<T>(p.E) * block<T>)),
-          st_(cut.take<T>(keys<T> * block<T>)),
-          top_(cut.take<T>(block<T>)),
-          sum_(cut.take<T>(block<T>)),
-          factor_(cut.take<T>(block<T>)),
-          k_(p.type, p.D, false, cut),
-          v_(p.type, p.E, true, cut),
-          scores_(p, cut),
-          used_(cut.used()) {}
+          rows_(arena.take<T>(lanes<T> * padded<T>(std::max(p.D, p.E)))),
+          qt_(arena.take<T>(padded<T>(p.D) * block<T>)),
+          sums_(arena.take<T>(padded<T>(p.E) * block<T>)),
+          st_(arena.take<T>(keys<T> * block<T>)),
+          online_(OnlineRows<T>::take(arena)),
+          k_(p.type, p.D, false, arena),
+          v_(p.type, p.E, true, arena),
+          scores_(p, arena),
+          used_(arena.used()) {}
 
-    // With a sink, the softmax starts from it: one more key, whose value is zero.
     void start() {
-        for (int n = 0; n < q_.width; ++n) {
-            top_[n] = p_.sinks ? Scores<T>::sink(p_, q_.head[n]) : -std::numeric_limits<T>::infinity();
-            sum_[n] = top_[n] == -std::numeric_limits<T>::infinity() ? 0 : 1;
-        }
+        for (int n = 0; n < q_.width; ++n) online_.start(n, Scores<T>::sink(p_, q_.head[n]));
     }
 
     void clear() { std::memset(sums_, 0, sizeof(T) * q_.count * padded<T>(p_.E)); }
 
-    void invert_sums(int lane, int end) {
+    // 1 / row_sum, in the place of the factor that is of no use any more.
+    const T* invert_sums(int lane, int end) {
         for (int n = lane; n < end; n += lanes<T>) {
-            const Vec<T> sum = load<T>(sum_ + n);
-            store<T>(factor_ + n, sum == 0 ? Vec<T>{} : 1 / sum);
+            const Vec<T> sum = load<T>(online_.row_sum + n);
+            store<T>(online_.rescale + n, sum == 0 ? Vec<T>{} : 1 / sum);
         }
+        return online_.rescale;
     }
 
-    void tile(std::int64_t key_head, long k0, long k1) {
+    void process_key_tile(std::int64_t key_head, long k0, long k1) {
         k_.load(p_.k, q_.b, key_head, k0, k1);
         v_.load(p_.v, q_.b, key_head, k0, k1);
+        const ScoreTile<T> s{st_, k0};
         for (int lane = 0, end; lane < q_.width; lane = end) {
-            const auto panel = in_place_ ? Panel<T>::alike(q_, lane, k0, k1) : Panel<T>(q_, lane, k0, k1);
+            const auto panel = in_place_ ? Panel<T>::uniform(q_, lane, k0, k1) : Panel<T>(q_, lane, k0, k1);
             end = panel.end();
-            const int count = std::min(end, q_.count) - lane;
-            if (panel.blind()) {
-                if (in_place_) std::memset(in_place_ + lane * p_.E, 0, sizeof(T) * count * p_.E);
+            if (panel.fully_masked()) {
+                if (in_place_) std::memset(in_place_ + lane * p_.E, 0, sizeof(T) * (std::min(end, q_.count) - lane) * p_.E);
                 continue;
             }
-            panel.parts([&](int vectors, int at, Span span) {
-                k_.template dots<ToZero>(vectors, span, qt_ + at, st_ + (span.a - k0) * block<T> + at);
-            });
-            const auto weights = [&](auto* softmax, int at, Span span) {
-                softmax(scores_, st_ + at, k0, span, panel.inner, at, top_ + at, sum_ + at, factor_ + at, T{1});
-            };
-            if (panel.whole) {
-                weights(panel.vectors == 3   ? softmax<T, 3>
-                        : panel.vectors == 2 ? softmax<T, 2>
-                                             : softmax<T, 1>,
-                        lane, panel.common);
-            } else {
-                for (int n = 0; n < panel.vectors; ++n) weights(softmax<T, 1>, lane + n * lanes<T>, panel.own[n]);
-            }
+            panel.parts([&](const Part& part) { k_.template dots<ToZero>(part, qt_, s); });  // (F1)
+            panel.rows([&](const Part& part) { softmax<T>(scores_, s, part, online_); });
+            const Part common = panel.part(panel.vectors, lane, panel.common);
             if (in_place_) {
-                invert_sums(lane, end);
-                v_.template combine<ScaledToZero>(count, panel.common, st_ + (panel.common.a - k0) * block<T> + lane,
-                                                  in_place_ + lane * p_.E, factor_ + lane);
+                v_.template combine<ScaledToZero>(common, s, in_place_, invert_sums(lane, end));  // (F5)
                 continue;
             }
-            bool rescaled = false;
-            const auto add = [&]<class To>(To, int vectors, int at, Span span) {
-                v_.template combine<To>(std::min(vectors * lanes<T>, q_.count - at), span, st_ + (span.a - k0) * block<T> + at,
-                                        sums_ + at * padded<T>(p_.E), factor_ + at);
-            };
-            if (panel.common.empty()) add(ToScaledC{}, panel.vectors, lane, Span{k0, k0}), rescaled = true;
-            panel.parts([&](int vectors, int at, Span span) {
+            bool rescaled = panel.common.empty();
+            if (rescaled) v_.template combine<ToScaledC>(panel.part(panel.vectors, lane, {k0, k0}), s, sums_, online_.rescale);
+            panel.parts([&](const Part& part) {
                 if (rescaled) {
-                    add(ToC{}, vectors, at, span);
+                    v_.template combine<ToC>(part, s, sums_);
                 } else {
-                    add(ToScaledC{}, vectors, at, span);
+                    v_.template combine<ToScaledC>(part, s, sums_, online_.rescale);
                     rescaled = true;
                 }
             });
@@ -255,10 +261,10 @@ private:
 
     void finish() {
         for (int n = 0; n < q_.width; n += lanes<T>)
-            write_statistics<T>(p_, r_, q_.index(p_, n), q_.count - n, load<T>(top_ + n), load<T>(sum_ + n));
+            write_statistics<T>(p_, r_, q_.index(p_, n), q_.count - n, load<T>(online_.row_max + n),
+                                load<T>(online_.row_sum + n));
         if (!in_place_) {
-            invert_sums(0, q_.width);
-            write_rows<T>(sums_, factor_, p_, q_, p_.E, r_.out, r_.wide_out);
+            write_rows<T>(sums_, invert_sums(0, q_.width), p_, q_, p_.E, r_.out, r_.wide_out);
         } else if (r_.wide_out && r_.out) {
             narrow_rows<T>(p_.type, in_place_, 0, 1, q_.count * p_.E, nullptr, r_.out, q_.index(p_, 0) * p_.E);
         }
@@ -267,40 +273,41 @@ private:
     const Problem& p_;
     ForwardResult r_;
     Block<T> q_;
-    T *rows_, *qt_, *sums_, *st_, *top_, *sum_, *factor_;
+    T *rows_, *qt_, *sums_, *st_;
+    OnlineRows<T> online_;
     KeyTile<T> k_, v_;
     Scores<T> scores_;
     std::size_t used_;
     T* in_place_ = nullptr;  // the rows of out, where the products write them
 };
 
-// How many threads a number of floating-point operations is worth waking.
-inline int worth_waking(double flops) { return flops < 4e5 ? 1 : static_cast<int>(std::min(flops / 2e5, 4096.0)); }
+// The number of workers that so many floating-point operations keep busy: the minimum parallel work is 0.4 Mflop.
+inline int useful_workers(double flops) { return flops < 4e5 ? 1 : static_cast<int>(std::min(flops / 2e5, 4096.0)); }
 
 // A forward pass over all blocks of queries; `flops` for each query and key. `make` gives the pass of one worker its memory.
 template <class Pass, class T, class Make>
-void run_blocks(const Problem& p, double flops, Team& team, std::size_t bytes, Make make) {
+void run_blocks(const Problem& p, double flops, ParallelCall& parallel, std::size_t bytes, Make make) {
     const RowBlocks blocks(p, block<T>);
     const std::int64_t heads = p.B * p.Hk, tasks = heads * blocks.count;
-    const int worth = worth_waking(flops * p.B * p.Hq * p.T * p.S), workers = team.workers(tasks, worth);
+    const int useful = useful_workers(flops * p.B * p.Hq * p.T * p.S), workers = parallel.workers(tasks, useful);
     const std::size_t each = Scratch::bytes<char>(bytes);
     const Scratch scratch(each * workers);
     std::vector<Pass> passes;
     passes.reserve(workers);
     for (int n = 0; n < workers; ++n) passes.push_back(make(scratch.data() + each * n));
-    team.run(
-        tasks, worth,
+    parallel.run(
+        tasks, useful,
         [&](std::int64_t task, int worker) {
             // Blocks of one head together, for its keys and values to stay in the cache; the longest of a causal mask first.
             const std::int64_t head = task / blocks.count, n = blocks.count - 1 - task % blocks.count;
-            passes[worker].run(head / p.Hk, head % p.Hk, blocks.first(n), blocks.length(n), team);
+            passes[worker].run(head / p.Hk, head % p.Hk, blocks.first(n), blocks.length(n), parallel);
         },
         true);
 }
 
 template <class T>
-void forward(const Problem& p, const ForwardResult& r, Team& team) {
-    run_blocks<Forward<T>, T>(p, 2.0 * (p.D + p.E), team, Forward<T>::bytes(p),
+void forward(const Problem& p, const ForwardResult& r, ParallelCall& parallel) {
+    run_blocks<Forward<T>, T>(p, 2.0 * (p.D + p.E), parallel, Forward<T>::bytes(p),
                               [&](char* memory) { return Forward<T>(p, r, memory); });
 }
 

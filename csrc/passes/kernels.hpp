@@ -10,11 +10,11 @@
 namespace attngrad::ATTNGRAD_ISA {
 
 template <class T>
-void any_forward(const Problem& p, const ForwardResult& r, Team& team) {
+void any_forward(const Problem& p, const ForwardResult& r, ParallelCall& parallel) {
     if (p.B * p.Hq * p.T == 0) return;
-    // A backward pass will rebuild the scores with queries in the lanes: its forward must round them alike.
-    if (few_queries<T>(p) && !r.top) return decode<T>(p, r, team);
-    forward<T>(p, r, team);
+    // A backward pass will rebuild the scores with queries in the lanes: its forward must round them identically.
+    if (few_queries<T>(p) && !r.row_max) return decode<T>(p, r, parallel);
+    forward<T>(p, r, parallel);
 }
 
 template <class T>

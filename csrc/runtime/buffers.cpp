@@ -17,7 +17,7 @@ namespace {
 constexpr std::size_t kept_at_most = std::size_t{128} << 20, scratch_at_most = std::size_t{64} << 20;
 constexpr std::size_t small = std::size_t{64} << 10;  // what malloc may have
 
-struct Shelf {
+struct BufferCache {
     std::mutex mutex;
     std::vector<Buffer> kept;
     std::size_t bytes = 0;
@@ -26,19 +26,19 @@ struct Shelf {
 };
 
 // Never destroyed: arrays may be freed after the module is.
-Shelf& shelf() {
-    static Shelf* const the_shelf = [] {
-        auto* made = new Shelf;
+BufferCache& cache() {
+    static BufferCache* const the_cache = [] {
+        auto* made = new BufferCache;
         made->kept.reserve(256);  // giving back must not allocate
         made->scratch.reserve(256);
         return made;
     }();
-    return *the_shelf;
+    return *the_cache;
 }
 
 // No other thread is in the middle of it when a process forks: the child, which has this thread alone, can go on.
 [[maybe_unused]] const int registered =
-    pthread_atfork([] { shelf().mutex.lock(); }, [] { shelf().mutex.unlock(); }, [] { shelf().mutex.unlock(); });
+    pthread_atfork([] { cache().mutex.lock(); }, [] { cache().mutex.unlock(); }, [] { cache().mutex.unlock(); });
 
 // Sizes come in steps of an eighth, so that similar calls share blocks.
 std::size_t rounded(std::size_t bytes) {
@@ -58,7 +58,7 @@ Buffer allocated(std::size_t bytes) {
 Buffer take_buffer(std::size_t bytes) {
     const std::size_t capacity = rounded(bytes);
     {
-        Shelf& s = shelf();
+        BufferCache& s = cache();
         std::lock_guard lock(s.mutex);
         for (std::size_t i = s.kept.size(); i-- > 0;)
             if (s.kept[i].capacity == capacity) {
@@ -74,7 +74,7 @@ Buffer take_buffer(std::size_t bytes) {
 }
 
 void give_buffer(Buffer buffer) noexcept {
-    Shelf& s = shelf();
+    BufferCache& s = cache();
     {
         std::lock_guard lock(s.mutex);
         if (s.bytes + buffer.capacity <= kept_at_most && s.kept.size() < s.kept.capacity()) {
@@ -100,7 +100,7 @@ Buffer take_scratch(std::size_t bytes) {
     if (bytes <= small) return allocated(bytes);
     Buffer found{nullptr, 0};
     {
-        Shelf& s = shelf();
+        BufferCache& s = cache();
         std::lock_guard lock(s.mutex);
         if (!s.scratch.empty()) {
             found = s.scratch.back();
@@ -118,7 +118,7 @@ Buffer take_scratch(std::size_t bytes) {
 
 void give_scratch(Buffer buffer) noexcept {
     if (buffer.capacity <= small) return std::free(buffer.data);
-    Shelf& s = shelf();
+    BufferCache& s = cache();
     {
         std::lock_guard lock(s.mutex);
         if (s.scratch_bytes + buffer.capacity <= scratch_at_most && s.scratch.size() < s.scratch.capacity()) {

@@ -1,5 +1,5 @@
-// Memory for results, kept for the next call. Fresh pages cost a fault each, which for mid-sized results takes longer than
-// computing them; a block that a freed array leaves behind has its pages already.
+// The buffer cache: memory of freed results, kept for the next call. Fresh pages cost a fault each, which for mid-sized results
+// takes longer than computing them; a block that a freed array leaves behind has its pages already.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@ struct Buffer {
 Buffer take_buffer(std::size_t bytes);  // throws std::bad_alloc
 void give_buffer(Buffer buffer) noexcept;
 
-// Memory for one call; large blocks come from the shelf of results, small ones are not worth its lock.
+// Memory for one call; large blocks come from the buffer cache, small ones from malloc: they are not worth its lock.
 class Memory {
 public:
     explicit Memory(std::size_t bytes);  // throws std::bad_alloc

@@ -10,7 +10,7 @@ ATTNGRAD_DECLARE_TARGET(baseline)
 #if defined(__x86_64__)
 ATTNGRAD_DECLARE_TARGET(avx2)
 ATTNGRAD_DECLARE_TARGET(avx512)
-ATTNGRAD_DECLARE_TILES(amx)
+ATTNGRAD_DECLARE_AMX(amx)
 #endif
 
 namespace attngrad {
@@ -22,7 +22,7 @@ constexpr Kernels avx2_kernels{"avx2", &avx2::float64_passes, &avx2::float32_pas
 constexpr Kernels avx512_kernels{"avx512", &avx512::float64_passes, &avx512::float32_passes, &avx512::tools};
 constexpr Kernels amx_kernels{"amx", &avx512::float64_passes, &amx::float32_passes, &avx512::tools};
 
-// Matrix tiles: the processor has them, the system saves them, and lets this process use them if asked.
+// AMX tiles: the processor has them, the system saves them, and lets this process use them if asked.
 bool has_amx() {
 #if defined(__linux__)
     unsigned a = 7, b = 0, c = 0, d = 0;

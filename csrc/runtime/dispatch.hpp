@@ -23,8 +23,8 @@ std::vector<InstructionSet>& instruction_sets();
     extern const Passes float64_passes, float32_passes; \
     extern const Tools tools;                           \
     }
-// And for one with matrix tiles: long heads of 16-bit numbers on tiles; heads of any length, for the tests.
-#define ATTNGRAD_DECLARE_TILES(isa)                   \
-    namespace attngrad::isa {                         \
-    extern const Passes float32_passes, tiles_always; \
+// And for one with AMX tiles: for long heads of 16-bit numbers; for heads of any length, which the tests use.
+#define ATTNGRAD_DECLARE_AMX(isa)                          \
+    namespace attngrad::isa {                              \
+    extern const Passes float32_passes, amx_always_passes; \
     }

@@ -1,5 +1,5 @@
 // Philox4x32-10, a counter-based generator (Salmon et al., 2011): the words of a dropout mask.
-// src/attngrad/_philox.py is the readable version; the tests hold both to the published vectors.
+// src/attngrad/core/philox.py is the readable version; the tests hold both to the published vectors.
 #pragma once
 
 #include <array>

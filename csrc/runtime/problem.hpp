@@ -1,4 +1,4 @@
-// What a kernel is asked to do: plain pointers, strides and numbers, the same for every instruction set.
+// What a kernel is asked to do: raw pointers, strides and numbers, the same for every instruction set.
 #pragma once
 
 #include <cstdint>
@@ -48,12 +48,12 @@ struct Problem {
     bool banded() const { return causal || left >= 0 || right >= 0; }
 };
 
-// The row statistics that a backward pass rebuilds the weights from: p = exp2(s log2(e) - top) * inverse. All arrays
-// are contiguous, in the compute type. A row that sees nothing has top = 0 and inverse = 0.
+// The row statistics that a backward pass rebuilds the weights from: p = exp2(s log2(e) - row_max) * inv_row_sum. All arrays
+// are contiguous, in the compute type. A row that sees nothing has row_max = 0 and inv_row_sum = 0.
 struct ForwardResult {
-    void* out = nullptr;                                      // (B, Hq, T, E), in the storage type; may be null
-    void* wide_out = nullptr;                                 // the same in the compute type; may be null
-    void *lse = nullptr, *top = nullptr, *inverse = nullptr;  // (B, Hq, T)
+    void* out = nullptr;                                              // (B, Hq, T, E), in the storage type; may be null
+    void* wide_out = nullptr;                                         // the same in the compute type; may be null
+    void *lse = nullptr, *row_max = nullptr, *inv_row_sum = nullptr;  // (B, Hq, T)
 };
 
 // The directions of forward mode; null data: zero, and skipped.
@@ -61,22 +61,22 @@ struct Tangents {
     Rows q, k, v;
     Plane bias;
     const void* sinks = nullptr;                                       // (Hq,), in the compute type
-    bool scores() const { return q.data || k.data || bias || sinks; }  // whether the scores move
+    bool scores() const { return q.data || k.data || bias || sinks; }  // whether there is a score tangent
 };
 
-// lse_dot = shift + mean, kept apart: shift is s_dot at the largest score of the row, so that what is common to the row,
-// however large, costs no digits of what is measured from it.
+// lse_dot = tangent_shift + tangent_mean, kept separately: the tangent_shift is s_dot at the largest score of the row, so that
+// what is common to the row, however large, costs no digits of what is measured from it.
 struct ForwardTangentResult {
     ForwardResult f;
-    void *out_dot = nullptr, *wide_out_dot = nullptr;            // like out and wide_out
-    void *lse_dot = nullptr, *shift = nullptr, *mean = nullptr;  // (B, Hq, T); the last two may be null
+    void *out_dot = nullptr, *wide_out_dot = nullptr;                            // like out and wide_out
+    void *lse_dot = nullptr, *tangent_shift = nullptr, *tangent_mean = nullptr;  // (B, Hq, T); the last two may be null
 };
 
 struct BackwardProblem {
     Rows dout;                   // null data: zero
     const void* dlse = nullptr;  // (B, Hq, T), compute type; null: zero
     const void* out = nullptr;   // (B, Hq, T, E), compute type, contiguous
-    const void *top = nullptr, *inverse = nullptr;
+    const void *row_max = nullptr, *inv_row_sum = nullptr;
     // These three may be null: not wanted.
     void* dq = nullptr;                 // (B, Hq, T, D), storage type
     void *dk = nullptr, *dv = nullptr;  // (B, Hk, S, D) and (B, Hk, S, E), storage type; written where B Hq T > 0
@@ -90,26 +90,26 @@ struct BackwardTangentProblem {
     Rows dout_dot;                   // null data: zero
     const void* dlse_dot = nullptr;  // (B, Hq, T), compute type; null: zero
     const void* out_dot = nullptr;   // (B, Hq, T, E), compute type, contiguous
-    const void *shift = nullptr, *mean = nullptr;
+    const void *tangent_shift = nullptr, *tangent_mean = nullptr;
     void* dq_dot = nullptr;  // what follows is laid out like its namesake without _dot
     void *dk_dot = nullptr, *dv_dot = nullptr, *delta_dot = nullptr;
     Plane dbias_dot;
 };
 
 // A kernel runs tasks 0, 1, ... of a fixed list; any thread may take the next one. Returns false when cancelled.
-class Team;
+class ParallelCall;
 
 // The four passes, for the storage types of one compute type: float64 alone; float32, float16 and bfloat16.
 struct Passes {
-    void (*forward)(const Problem&, const ForwardResult&, Team&);
-    void (*backward)(const Problem&, const BackwardProblem&, Team&);
-    void (*forward_tangent)(const Problem&, const Tangents&, const ForwardTangentResult&, Team&);
-    void (*backward_tangent)(const Problem&, const Tangents&, const BackwardTangentProblem&, Team&);
+    void (*forward)(const Problem&, const ForwardResult&, ParallelCall&);
+    void (*backward)(const Problem&, const BackwardProblem&, ParallelCall&);
+    void (*forward_tangent)(const Problem&, const Tangents&, const ForwardTangentResult&, ParallelCall&);
+    void (*backward_tangent)(const Problem&, const Tangents&, const BackwardTangentProblem&, ParallelCall&);
 };
 
 struct Tools {
     // float32 sums rounded to a 16-bit type.
-    void (*narrow)(Type type, const void* in, void* out, std::int64_t n, Team&);
+    void (*narrow)(Type type, const void* in, void* out, std::int64_t n, ParallelCall&);
     // Probes of the machine, on one thread: operations done, bytes read.
     double (*multiply_add_f32)(std::int64_t rounds);
     double (*multiply_add_f64)(std::int64_t rounds);

@@ -27,23 +27,23 @@ inline void relax() {
 }
 
 using Clock = std::chrono::steady_clock;
-constexpr auto lookout = std::chrono::microseconds(200);
+constexpr auto spin_time = std::chrono::microseconds(200);
 
 std::atomic<int> g_forks{0};  // of the processes that led to this one, since the module was loaded
 
-// Workers that sleep until a call has work for them. A worker looks out for the next call for a while before it sleeps, so
+// Workers that sleep until a call has work for them. A worker spins for a while before it sleeps, so
 // that calls in quick succession do not pay for waking it. The caller works too, and when nothing is left it closes the
 // job: it waits for workers that have joined, never for one that is still waking up.
-class Pool {
+class ThreadPool {
 public:
     std::mutex in_use;  // one call at a time; a second one runs on its own thread alone
 
-    // Whether workers are looking out, or would be after a call as recent as the last one. Under in_use.
+    // Whether workers are spinning, or would be after a call as recent as the last one. Under in_use.
     bool awake() {
         const auto now = Clock::now();
-        const bool recent = now - last_asked_ < lookout;
+        const bool recent = now - last_asked_ < spin_time;
         last_asked_ = now;
-        return recent || looking_out_.load(std::memory_order_relaxed) > 0;
+        return recent || spinning_.load(std::memory_order_relaxed) > 0;
     }
 
     void run(int helpers, const std::function<void(int)>& job) {
@@ -88,19 +88,19 @@ private:
         pthread_sigmask(SIG_SETMASK, &old, nullptr);
     }
 
-    // Wait for a call without sleeping: some 10 us at full attention, then for longer than a framework takes from one pass
-    // to the next (50 to 100 us; `lookout`), leaving the processor to any other thread that wants it.
-    void look_out(std::uint64_t seen) {
-        looking_out_.fetch_add(1, std::memory_order_relaxed);
+    // Wait for a call without sleeping: some 10 us of busy waiting, then for longer than a framework takes from one pass
+    // to the next (50 to 100 us; `spin_time`), leaving the processor to any other thread that wants it.
+    void spin(std::uint64_t seen) {
+        spinning_.fetch_add(1, std::memory_order_relaxed);
         const auto idle = [&] { return generation_.load(std::memory_order_acquire) == seen; };
         for (int spins = 0; spins < 1000 && idle(); ++spins) relax();
-        for (const auto end = Clock::now() + lookout; idle() && Clock::now() < end;) std::this_thread::yield();
-        looking_out_.fetch_sub(1, std::memory_order_relaxed);
+        for (const auto end = Clock::now() + spin_time; idle() && Clock::now() < end;) std::this_thread::yield();
+        spinning_.fetch_sub(1, std::memory_order_relaxed);
     }
 
     void serve(int id, std::uint64_t seen) {
         for (;;) {
-            look_out(seen);
+            spin(seen);
             const std::function<void(int)>* job = nullptr;
             {
                 // Job, number and generation belong together: a worker that slept through a call must not mix two.
@@ -122,7 +122,7 @@ private:
     int size_ = 0;  // these two under in_use
     Clock::time_point last_asked_{};
     std::atomic<std::uint64_t> generation_{0};
-    std::atomic<int> joined_{0}, looking_out_{0};
+    std::atomic<int> joined_{0}, spinning_{0};
     std::mutex mutex_;
     std::condition_variable wake_;
     const std::function<void(int)>* job_ = nullptr;  // these two under mutex_
@@ -130,10 +130,10 @@ private:
 };
 
 // Sleeping workers are not woken for one call of less: measured, what 2 workers save of some 100 us is what waking one
-// costs. For calls in quick succession they are: they will look out for the next.
-constexpr int worth_a_call = 16;
+// costs. For calls in quick succession they are: they will spin for the next.
+constexpr int enough_to_wake = 16;
 
-Pool* g_pool = nullptr;
+ThreadPool* g_pool = nullptr;
 std::mutex g_pool_mutex;
 
 // Threads do not survive a fork: the child starts with a new pool. The old one is left alone, its mutexes unknown.
@@ -144,9 +144,9 @@ std::mutex g_pool_mutex;
                                                            ++g_forks;
                                                        });
 
-Pool& pool() {
+ThreadPool& pool() {
     std::lock_guard lock(g_pool_mutex);
-    if (!g_pool) g_pool = new Pool;
+    if (!g_pool) g_pool = new ThreadPool;
     return *g_pool;
 }
 
@@ -164,8 +164,8 @@ int default_threads() {
     return std::max(1u, std::thread::hardware_concurrency());
 }
 
-int Team::workers(std::int64_t tasks, int worth) const {
-    return static_cast<int>(std::max<std::int64_t>(1, std::min<std::int64_t>({threads_, tasks, worth})));
+int ParallelCall::workers(std::int64_t tasks, int useful) const {
+    return static_cast<int>(std::max<std::int64_t>(1, std::min<std::int64_t>({threads_, tasks, useful})));
 }
 
 namespace {
@@ -178,11 +178,11 @@ struct alignas(64) Range {
 
 }  // namespace
 
-void Team::run(std::int64_t tasks, int worth, const std::function<void(std::int64_t, int)>& work, bool apart) {
-    const int n = workers(tasks, worth), parts = apart ? n : 1;
+void ParallelCall::run(std::int64_t tasks, int useful, const std::function<void(std::int64_t, int)>& work, bool independent) {
+    const int n = workers(tasks, useful), parts = independent ? n : 1;
     // Small enough that nobody waits long for the last one.
-    const std::int64_t most = std::min(tasks / (16 * n), tasks / (2 * std::max(worth, 1)));
-    const std::int64_t batch = apart && n > 1 ? std::clamp<std::int64_t>(most, 1, 16) : 1;
+    const std::int64_t most = std::min(tasks / (16 * n), tasks / (2 * std::max(useful, 1)));
+    const std::int64_t batch = independent && n > 1 ? std::clamp<std::int64_t>(most, 1, 16) : 1;
     std::vector<Range> ranges(parts);
     for (int i = 0; i < parts; ++i) {
         ranges[i].next.store(tasks * i / parts, std::memory_order_relaxed);
@@ -207,9 +207,9 @@ void Team::run(std::int64_t tasks, int worth, const std::function<void(std::int6
         }
     };
     if (n > 1) {
-        Pool& shared = pool();
+        ThreadPool& shared = pool();
         std::unique_lock lock(shared.in_use, std::try_to_lock);
-        pooled = lock.owns_lock() && (worth >= worth_a_call || shared.awake());
+        pooled = lock.owns_lock() && (useful >= enough_to_wake || shared.awake());
         if (pooled) return shared.run(n - 1, take);
     }
     take(0);
@@ -221,8 +221,8 @@ Tickets::Tickets(std::int64_t count) : next_(count ? new std::atomic<std::int32_
 
 void Tickets::pass(std::int64_t i, std::int32_t rank) { next_[i].store(rank + 1, std::memory_order_release); }
 
-void Tickets::wait(std::int64_t i, std::int32_t rank, const Team& team) const {
-    for (int spins = 0; next_[i].load(std::memory_order_acquire) != rank && !team.cancelled(); ++spins) {
+void Tickets::wait(std::int64_t i, std::int32_t rank, const ParallelCall& parallel) const {
+    for (int spins = 0; next_[i].load(std::memory_order_acquire) != rank && !parallel.cancelled(); ++spins) {
         if (spins < 2000) {
             relax();
         } else {

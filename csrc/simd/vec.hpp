@@ -68,7 +68,7 @@ ATTNGRAD_INLINE Int<T> lane_bits(std::integer_sequence<int, lane...>) {
     return Int<T>{(typename VecTypes<T>::Scalar{1} << lane)...};
 }
 template <class T>
-ATTNGRAD_INLINE Int<T> from_bits(std::uint16_t bits) {  // a lane mask from one bit a lane
+ATTNGRAD_INLINE Int<T> from_bits(std::uint16_t bits) {  // a lane mask from one bit per lane
     const Int<T> all = Int<T>{} + static_cast<typename VecTypes<T>::Scalar>(bits);
     return (all & lane_bits<T>(std::make_integer_sequence<int, lanes<T>>{})) != 0;
 }

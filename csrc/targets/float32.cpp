@@ -8,8 +8,8 @@ namespace attngrad::ATTNGRAD_ISA {
 
 namespace {
 
-void narrow_any(Type type, const void* in, void* out, std::int64_t n, Team& team) {
-    narrow_array<float>(type, static_cast<const float*>(in), out, n, team);
+void narrow_any(Type type, const void* in, void* out, std::int64_t n, ParallelCall& parallel) {
+    narrow_array<float>(type, static_cast<const float*>(in), out, n, parallel);
 }
 
 }  // namespace

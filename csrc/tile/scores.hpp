@@ -1,4 +1,5 @@
-// The score modifiers and masks of one block of queries against one tile of keys, in one place for all passes.
+// All that happens to the scores of one block of queries against one key tile: modifiers, bias, masks, dropout; in one place
+// for all passes.
 #pragma once
 
 #include <algorithm>
@@ -7,137 +8,11 @@
 #include <type_traits>
 
 #include "tile/modifiers.hpp"
-#include "tile/tiles.hpp"
+#include "tile/panel.hpp"
 
 namespace attngrad::ATTNGRAD_ISA {
 
 constexpr double log2e = 1.44269504088896340735992468100189214;
-
-// Keys a .. b.
-struct Span {
-    long a = 0, b = 0;
-    bool empty() const { return a >= b; }
-    Span cut(long k0, long k1) const {  // within k0 .. k1, even where empty
-        const long first = std::clamp(a, k0, k1);
-        return {first, std::clamp(b, first, k1)};
-    }
-};
-
-// The keys that any (outer) and that all (inner) of some queries see, by causal and window.
-struct Band {
-    Span outer, inner;
-    void join(const Band& x) {
-        outer = {std::min(outer.a, x.outer.a), std::max(outer.b, x.outer.b)};
-        inner = {std::max(inner.a, x.inner.a), std::min(inner.b, x.inner.b)};
-    }
-};
-
-// The queries in the lanes of a block. Lanes past `count` repeat the last one; their results are not used.
-template <class T>
-struct Block {
-    std::int64_t b = 0;
-    int count = 0, width = 0;  // width: count rounded up to whole vectors
-    Band all, vectors[block<T> / lanes<T>];
-    using Lane = typename VecTypes<T>::Scalar;
-    alignas(64) Lane lo[block<T>], hi[block<T>];  // the keys lo <= k < hi of each lane
-    std::int32_t head[block<T>], row[block<T>];
-    std::int64_t key_head_ = 0, first_ = -1;
-
-    void set(const Problem& p, std::int64_t batch, std::int64_t key_head, std::int64_t first, int length) {
-        const std::int64_t step = (key_head - key_head_) * p.group();
-        const bool alike = first == first_ && length == count && (!p.banded() || p.offset[batch] == p.offset[b]);
-        b = batch;
-        key_head_ = key_head;
-        if (alike) {  // as the block before: the same rows of another head
-            for (int n = 0; n < width; ++n) head[n] += static_cast<std::int32_t>(step);
-            return;
-        }
-        first_ = first;
-        count = length;
-        width = static_cast<int>(padded<T>(length));
-        std::int64_t h = key_head * p.group() + first / p.T, i = first % p.T;
-        for (int n = 0; n < width; ++n) {
-            head[n] = static_cast<std::int32_t>(h);
-            row[n] = static_cast<std::int32_t>(i);
-            Span sees{0, p.S};
-            if (p.banded()) {
-                const std::int64_t at = i + p.offset[b];
-                if (p.causal) sees.b = std::min<long>(sees.b, at + 1);
-                if (p.right >= 0) sees.b = std::min<long>(sees.b, at + p.right + 1);
-                if (p.left >= 0) sees.a = std::max<long>(sees.a, at - p.left);
-                sees.b = std::max(sees.b, 0L);
-                sees.a = std::min(sees.a, sees.b);
-            }
-            lo[n] = static_cast<Lane>(sees.a);
-            hi[n] = static_cast<Lane>(sees.b);
-            Band& band = vectors[n / lanes<T>];
-            if (n % lanes<T> == 0) band = {sees, sees};
-            band.join({sees, sees});
-            if (n + 1 < count && ++i == p.T) i = 0, ++h;
-        }
-        all = vectors[0];
-        for (int v = 1; v < width / lanes<T>; ++v) all.join(vectors[v]);
-    }
-    // Whether all keys that are seen are of one tile: then the first sums over keys are the last. Not at the beginning of a
-    // long causal head, where panels in parts are faster than panels that are alike.
-    bool in_one_tile(const Problem& p) const {
-        if (all.outer.empty() || (p.banded() && p.T > block<T>)) return false;
-        return all.outer.a / keys<T> == (all.outer.b - 1) / keys<T>;
-    }
-    // The row of a lane in arrays (B, Hq, T).
-    std::int64_t index(const Problem& p, int lane) const { return (b * p.Hq + head[lane]) * p.T + row[lane]; }
-};
-
-// How a panel of vectors meets a tile of keys: `common` keys that every vector sees some of, and what each sees besides.
-// On the diagonal of a causal mask this is what keeps the wasted work below a vector's width.
-template <class T>
-struct Panel {
-    int lane = 0, vectors = 0;
-    Span common, own[3], inner;  // inner: keys that every lane sees
-    bool whole = true;           // every vector sees exactly the common keys
-
-    Panel(const Block<T>& q, int first, long k0, long k1, int most = panel<T>) : lane(first) {
-        vectors = std::min(q.width - lane, most) / lanes<T>;
-        const Band* bands = q.vectors + lane / lanes<T>;
-        Band joint = bands[0];
-        common = bands[0].outer.cut(k0, k1);
-        for (int v = 0; v < vectors; ++v) {
-            joint.join(bands[v]);
-            own[v] = bands[v].outer.cut(k0, k1);
-            whole = whole && own[v].a == own[0].a && own[v].b == own[0].b;
-            common = {std::max(common.a, own[v].a), std::min(common.b, own[v].b)};
-        }
-        common.b = std::max(common.a, common.b);
-        inner = joint.inner;
-    }
-    // Vectors that see the same keys: a whole panel of them, or one.
-    static Panel alike(const Block<T>& q, int first, long k0, long k1) {
-        const Panel x(q, first, k0, k1);
-        return x.whole ? x : Panel(q, first, k0, k1, lanes<T>);
-    }
-    int end() const { return lane + vectors * lanes<T>; }
-    bool blind() const {
-        for (int v = 0; v < vectors; ++v)
-            if (!own[v].empty()) return false;
-        return true;
-    }
-    // f(vectors, lane, keys) over the common keys, then over the rest of each vector.
-    template <class F>
-    ATTNGRAD_INLINE void parts(F f) const {
-        if (!common.empty()) f(vectors, lane, common);
-        if (whole) return;
-        for (int v = 0; v < vectors; ++v) {
-            const int at = lane + v * lanes<T>;
-            if (common.empty()) {
-                if (!own[v].empty()) f(1, at, own[v]);
-                continue;
-            }
-            const Span before{own[v].a, common.a}, after{common.b, own[v].b};
-            if (!before.empty()) f(1, at, before);
-            if (!after.empty()) f(1, at, after);
-        }
-    }
-};
 
 // What has to be done to the scores of a key: nothing; hide it from some lanes; add a bias, or just turn to units of log2;
 // or all that modifies scores.
@@ -148,7 +23,7 @@ struct Paths {
     Path inner, outer;  // of the keys that every lane sees, and of the others
 };
 
-// The inner loops take it by value: their stores could else, for all that the compiler knows, change it.
+// Passed to the inner loops by value: otherwise the compiler must assume that stores through T* alias its members.
 template <class T>
 class Scores {
 public:
@@ -161,9 +36,12 @@ public:
     static T query_factor(const Problem& p) {
         return static_cast<T>(Modifiers<T>::active(p) ? p.scale / Modifiers<T>::argument_unit(p) : p.scale * unit(p));
     }
-    static T sink(const Problem& p, std::int64_t head) { return static_cast<const T*>(p.sinks)[head]; }
+    // What the softmax of a row starts from, a sink if there is one.
+    static T sink(const Problem& p, std::int64_t head) {
+        return p.sinks ? static_cast<const T*>(p.sinks)[head] : -std::numeric_limits<T>::infinity();
+    }
 
-    Scores(const Problem& p, Cutter& cut, const Plane& bias_dot = {})
+    Scores(const Problem& p, Arena& arena, const Plane& bias_dot = {})
         : p_(p),
           p_bias_dot_(bias_dot),
           modifiers_(p, unit(p)),
@@ -171,11 +49,11 @@ public:
           to_score_(
               static_cast<T>(Modifiers<T>::active(p) ? Modifiers<T>::argument_unit(p) : 1 / static_cast<double>(unit(p)))),
           natural_(unit(p) == 1) {
-        if (p.mask) visible_ = cut.take<std::uint16_t>(keys<T> * vectors);
-        if (p.q_segments) q_ids_ = cut.take<Lane>(block<T>);
-        if (p.bias) bias_ = cut.take<T>(keys<T> * block<T>);
-        if (bias_dot) bias_dot_ = cut.take<T>(keys<T> * block<T>);
-        if (p.dropout > 0) keep_ = cut.take<T>(keys<T> * block<T>);
+        if (p.mask) visible_ = arena.take<std::uint16_t>(keys<T> * vectors);
+        if (p.q_segments) q_ids_ = arena.take<Lane>(block<T>);
+        if (p.bias) bias_ = arena.take<T>(keys<T> * block<T>);
+        if (bias_dot) bias_dot_ = arena.take<T>(keys<T> * block<T>);
+        if (p.dropout > 0) keep_ = arena.take<T>(keys<T> * block<T>);
     }
 
     // Look at keys k0 .. k1: false if no query of the block sees any of them.
@@ -196,14 +74,14 @@ public:
         return true;
     }
 
-    // How the tile is gone through; with `keep`, where dropout matters, too.
+    // The paths of the keys; with `keep`, where dropout matters, too.
     Paths paths(bool keep) const {
         if (modifies() || (keep && drops())) return {Path::general, Path::general};
         const Path outer = natural_ ? Path::general : Path::hidden, inner = natural_ ? Path::biased : Path::clear;
         return {masked_ || mixed_ ? outer : inner, outer};
     }
 
-    // Products of q as it is, times query_factor(). Every pass must round them alike: see tangent().
+    // Products of q as it is, times query_factor(). Every pass must round them identically: see tangent().
     static ATTNGRAD_INLINE Vec<T> scaled(Vec<T> x, T factor) { return x * factor + Vec<T>{}; }
 
     ATTNGRAD_INLINE Vec<T> hide(Vec<T> x, long k, int lane) const {
@@ -222,7 +100,7 @@ public:
     }
 
     // s_dot = m'(z) z_dot + bias_dot (T2), as it is, from z_dot as the products give it: times query_factor() / scale,
-    // like z. Every pass must round it alike: adding zero keeps the compiler from contracting the product with what the
+    // like z. Every pass must round it identically: adding zero keeps the compiler from contracting the product with what the
     // caller subtracts next.
     ATTNGRAD_INLINE Vec<T> tangent(Vec<T> z_dot, Vec<T> slope, long k, int lane) const {
         Vec<T> x = z_dot * to_score_, add{};
@@ -230,7 +108,7 @@ public:
         if (bias_dot_) add = load<T>(bias_dot_ + (k - k0_) * block<T> + lane);
         return x + add;
     }
-    ATTNGRAD_INLINE Vec<T> plain_tangent(Vec<T> z_dot) const { return z_dot * to_score_ + Vec<T>{}; }
+    ATTNGRAD_INLINE Vec<T> unmodified_tangent(Vec<T> z_dot) const { return z_dot * to_score_ + Vec<T>{}; }
 
     // Which lanes see key k, by band, mask and segments; -inf biases are left to arithmetic.
     ATTNGRAD_INLINE Int<T> sees(long k, int lane) const {
@@ -267,7 +145,7 @@ private:
         return true;
     }
 
-    // The mask, transposed 16 x 16 at a time into one bit a lane; how many entries are true.
+    // The mask, transposed 16 x 16 at a time into one bit per lane; how many entries are true.
     long load_mask(const Block<T>& q, long k0, long n) {
         const auto* mask = static_cast<const std::int8_t*>(p_.mask.data) + q.b * p_.mask.b + k0 * p_.mask.s;
         long seen = 0;
@@ -384,7 +262,7 @@ private:
     const Block<T>* q_ = nullptr;
     long k0_ = 0;
     bool edge_ = false, masked_ = false, mixed_ = false;  // whether band, mask, segments hide any key from any query
-    std::uint16_t* visible_ = nullptr;                    // [key][vector]: one bit a lane
+    std::uint16_t* visible_ = nullptr;                    // [key][vector]: one bit per lane
     Lane* q_ids_ = nullptr;
     const std::int32_t* k_ids_ = nullptr;
     T *bias_ = nullptr, *bias_dot_ = nullptr, *keep_ = nullptr;

@@ -1,4 +1,4 @@
-// A module of instruction sets that nobody needs but the tests: code for 512-bit and 128-bit vectors and for matrix tiles
+// A module of instruction sets that nobody needs but the tests: code for 512-bit and 128-bit vectors and for AMX tiles
 // that runs on any machine with AVX2; and AMX for heads of any length. It has a copy of all that is shipped, so that
 // switching it on compiles none of that again; `_native.add_isas` takes its capsule.
 #include <nanobind/nanobind.h>
@@ -10,18 +10,18 @@
 namespace nb = nanobind;
 
 ATTNGRAD_DECLARE_TARGET(avx512)
-ATTNGRAD_DECLARE_TARGET(wide)
-ATTNGRAD_DECLARE_TARGET(narrow)
-ATTNGRAD_DECLARE_TILES(amx)
-ATTNGRAD_DECLARE_TILES(tiles)
+ATTNGRAD_DECLARE_TARGET(avx2_512)
+ATTNGRAD_DECLARE_TARGET(avx2_128)
+ATTNGRAD_DECLARE_AMX(amx)
+ATTNGRAD_DECLARE_AMX(avx2_tiles)
 
 namespace attngrad {
 namespace {
 
-constexpr Kernels amx_always{"amx-always", &avx512::float64_passes, &amx::tiles_always, &avx512::tools};
-constexpr Kernels tiles_kernels{"avx2-tiles", &wide::float64_passes, &tiles::tiles_always, &wide::tools};
-constexpr Kernels wide_kernels{"avx2-512", &wide::float64_passes, &wide::float32_passes, &wide::tools};
-constexpr Kernels narrow_kernels{"avx2-128", &narrow::float64_passes, &narrow::float32_passes, &narrow::tools};
+constexpr Kernels amx_always{"amx-always", &avx512::float64_passes, &amx::amx_always_passes, &avx512::tools};
+constexpr Kernels avx2_tiles_kernels{"avx2-tiles", &avx2_512::float64_passes, &avx2_tiles::amx_always_passes, &avx2_512::tools};
+constexpr Kernels avx2_512_kernels{"avx2-512", &avx2_512::float64_passes, &avx2_512::float32_passes, &avx2_512::tools};
+constexpr Kernels avx2_128_kernels{"avx2-128", &avx2_128::float64_passes, &avx2_128::float32_passes, &avx2_128::tools};
 
 bool available(std::string_view name) {
     for (const InstructionSet& set : instruction_sets())
@@ -31,7 +31,7 @@ bool available(std::string_view name) {
 
 std::vector<InstructionSet> test_only_sets() {
     const bool amx = available("amx"), avx2 = available("avx2");
-    return {{&amx_always, amx}, {&tiles_kernels, avx2}, {&wide_kernels, avx2}, {&narrow_kernels, avx2}};
+    return {{&amx_always, amx}, {&avx2_tiles_kernels, avx2}, {&avx2_512_kernels, avx2}, {&avx2_128_kernels, avx2}};
 }
 
 }  // namespace

@@ -89,9 +89,14 @@ def sees(o: Options, offset: Array | int, queries: int, keys: int) -> bool:
 # --- one tile -------------------------------------------------------------------------------------------------------
 
 
+def _ids(x: Operands) -> list[str]:
+    """The options that are ids, of those that are given."""
+    return [row.name for row in ARRAYS if row.kind is Kind.IDS and getattr(x, row.name) is not None]
+
+
 def _travelling(x: Operands, *more: Array) -> list[Array]:
-    """k, v, tangents or nothing, and the ids of the keys where there are segments."""
-    return [x.k, x.v, *more, *([] if x.segments is None else [x.segments[1][..., None]])]
+    """k, v, tangents or nothing, and the ids of the keys."""
+    return [x.k, x.v, *more, *(getattr(x, name)[1][..., None] for name in _ids(x))]
 
 
 def _slice(plane: Array, tile: Tile) -> tuple[Any, ...]:
@@ -105,6 +110,7 @@ def _operands(x: Operands, tile: Tile, block: Sequence[Array]) -> Operands:
     """The part of a tile."""
     rows, columns = tile.rows.here, tile.columns.here
     cut: dict[str, Any] = {"offset": tile.offset, "origin": (0, 0, tile.rows.start, tile.columns.start)}
+    key_ids = dict(zip(reversed(_ids(x)), reversed(block), strict=False))
     for row in ARRAYS:
         value = getattr(x, row.name)
         if value is None or row.kind is Kind.OFFSET:
@@ -112,7 +118,9 @@ def _operands(x: Operands, tile: Tile, block: Sequence[Array]) -> Operands:
         if row.kind is Kind.PLANE:
             cut[row.name] = value[_slice(value, tile)]
         elif row.kind is Kind.IDS:
-            cut[row.name] = (value[0][..., rows], block[-1][..., columns, 0])
+            cut[row.name] = (value[0][..., rows], key_ids[row.name][..., columns, 0])
+        else:
+            cut[row.name] = value
     return Operands(x.q[..., rows, :], block[0][..., columns, :], block[1][..., columns, :], **cut)
 
 

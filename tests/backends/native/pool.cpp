@@ -28,11 +28,11 @@ bool call(int threads, std::size_t bytes, unsigned char mark) {
     std::vector<double> sums(cells, 0.0), expected(cells, 0.0);
     for (int cell = 0; cell < cells; ++cell)
         for (int task = 0; task < tasks; ++task) expected[cell] += term(task, cell);
-    Team team(threads, [] { return false; });
+    ParallelCall parallel(threads, [] { return false; });
     Tickets tickets(cells);
-    team.run(tasks, threads, [&](std::int64_t task, int) {
+    parallel.run(tasks, threads, [&](std::int64_t task, int) {
         for (int cell = 0; cell < cells; ++cell) {
-            tickets.wait(cell, static_cast<std::int32_t>(task), team);
+            tickets.wait(cell, static_cast<std::int32_t>(task), parallel);
             sums[cell] += term(task, cell);
             tickets.pass(cell, static_cast<std::int32_t>(task));
         }

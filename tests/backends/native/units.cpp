@@ -1,7 +1,7 @@
 // The parts that every kernel is made of, each against a plain computation in higher precision: exp2, log and tanh in units of
 // the last place over their range, the conversions of storage, score modifiers and their derivatives, the product. Prints what
-// it found; exits with 1 where a bound is broken. tests/test_native_units.py compiles it for each instruction set of the
-// machine, and with sanitizers.
+// it found; exits with 1 where a bound is broken. tests/backends/test_native_units.py compiles it for each instruction set of
+// the machine, and with sanitizers.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -155,7 +155,8 @@ double product_error() {
                     if constexpr (std::is_same_v<To, ScaledToC>) to = (to + sum) * factor[m];
                     if constexpr (std::is_same_v<To, ToScaledC>) to = to * factor[m] + sum;
                 }
-            product<T, order, To>(NV, rows, depth, a.data(), a_stride, b.data(), b_stride, c.data(), c_stride, factor.data());
+            product<T, order, To>(NV, rows, depth, {a.data(), a_stride}, {b.data(), b_stride}, {c.data(), c_stride},
+                                  factor.data());
             for (std::size_t i = 0; i < c.size(); ++i) most = std::max(most, std::abs(static_cast<double>(c[i] - expected[i])));
         }
     return most;

@@ -1,4 +1,4 @@
-// Blocks of queries and tiles of keys: their sizes, their scratch memory, and how rows get into and out of the lanes.
+// Blocks of queries and key tiles: their sizes, their scratch memory, and how rows get into and out of the lanes.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 #include "simd/storage.hpp"
 
 #ifndef ATTNGRAD_KEYS
-#define ATTNGRAD_KEYS 96  // of a tile, in float32
+#define ATTNGRAD_KEYS 96  // of a key tile, in float32
 #endif
 
 namespace attngrad::ATTNGRAD_ISA {
@@ -30,7 +30,7 @@ constexpr long padded(long n) {
     return (n + lanes<T> - 1) / lanes<T> * lanes<T>;
 }
 
-// The arrays of one thread, cut from one aligned allocation.
+// One aligned allocation, for the arenas of all threads.
 class Scratch {
 public:
     explicit Scratch(std::size_t bytes) : buffer_(take_scratch(round(bytes))) {}
@@ -48,9 +48,10 @@ private:
     Buffer buffer_;
 };
 
-class Cutter {
+// Bump allocator: the arrays of one thread, one after the other in a block of scratch memory.
+class Arena {
 public:
-    explicit Cutter(char* memory) : memory_(reinterpret_cast<std::uintptr_t>(memory)) {}  // null: only to count
+    explicit Arena(char* memory) : memory_(reinterpret_cast<std::uintptr_t>(memory)) {}  // null: only to count
     template <class X>
     X* take(std::size_t n) {
         X* p = reinterpret_cast<X*>(memory_ + used_);
@@ -128,7 +129,6 @@ inline void transpose_in(VectorOfRows<T> in, long columns, T* out, long out_stri
 }
 
 // --- rows in user memory ----------------------------------------------------------------------------------------------
-
 //
 // The passes are compiled for a compute type T. In which type numbers are stored is asked here, at run time, a row or more at
 // a time: so 16-bit numbers need no passes of their own.
