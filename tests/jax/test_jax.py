@@ -281,7 +281,7 @@ def test_nothing_is_copied_on_the_way_in_and_out(monkeypatch):
 def test_a_forward_pass_alone_saves_nothing(monkeypatch):
     forward = cpu.forward
 
-    def checked(x, o, *, save, into):
+    def checked(x, o, *, save, into=None):
         if save:
             raise ValueError("it saves")
         return forward(x, o, save=save, into=into)

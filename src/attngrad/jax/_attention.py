@@ -78,7 +78,8 @@ def _call(function: str, q: Array, k: Array, v: Array, options: Any) -> tuple[Ar
                 _check_seed(function, name, options[name])
 
     # The checks read shapes and dtypes; numbers are there unless this is traced.
-    specs = {n: 0 if n in _SEEDS and _is_array(x) else _specs(x) for n, x in options.items()}
+    specs = {n: _specs(x) if OPTIONS[n].is_array else x for n, x in options.items() if n in OPTIONS}
+    specs |= {n: 0 for n in _SEEDS if _is_array(options.get(n))}
     x, o, _ = bind(function, _specs(q), _specs(k), _specs(v), specs)
 
     flat = q.ndim == 2

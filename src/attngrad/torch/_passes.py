@@ -34,13 +34,14 @@ _FUNCTION = "attention"
 NUMBERS = frozenset(row.name for row in STATIC if row.kind is not Kind.SEED)
 """The options that are numbers here; a seed may be a tensor."""
 _SEEDS = {row.name: 0 for row in STATIC if row.kind is Kind.SEED}
+_PAIRS = [row.name for row in STATIC if row.kind is Kind.PAIR]
 _ONE = np.dtype(np.float64)
 
 
-@lru_cache(maxsize=1024, typed=True)
-def _passes(function: str, device: str, features: int, *given: tuple[str, Any]) -> Passes:
+@lru_cache(maxsize=1024, typed=True)  # True is not 1
+def _passes(function: str, device: str, features: int, names: tuple[str, ...] = (), *values: Any) -> Passes:
     one = Spec((1, features), _ONE)
-    o = bind(function, one, one, one, {**dict(given), **_SEEDS})[1]
+    o = bind(function, one, one, one, {**dict(zip(names, values, strict=True)), **_SEEDS})[1]
     return Passes(replace(o, **dict.fromkeys(_SEEDS)), backends.find("torch", device))
 
 
@@ -49,13 +50,15 @@ def passes_of(function: str, q: Tensor, options: Any) -> Passes:
     features = q.shape[-1] if q.ndim else 0
     if not options:
         return _passes(function, q.device.type, features)
-    given = [
-        (name, tuple(value) if isinstance(value, list) else value) for name, value in options.items() if name in NUMBERS
-    ]
+    given = {name: value for name, value in options.items() if name in NUMBERS}
+    for name in _PAIRS:
+        if isinstance(given.get(name), list):
+            given[name] = tuple(given[name])
+    arguments = (function, q.device.type, features, tuple(given), *given.values())
     try:
-        return _passes(function, q.device.type, features, *given)
+        return _passes(*arguments)
     except TypeError:  # what does not hash is not valid, nor is what the checks refuse: let them say so, uncached
-        return _passes.__wrapped__(function, q.device.type, features, *given)
+        return _passes.__wrapped__(*arguments)
 
 
 def bind_inputs(function: str, q: Tensor, k: Tensor, v: Tensor, o: Options, options: Any) -> Inputs:

@@ -76,7 +76,7 @@ class backward_parts:  # noqa: N801
             delta = delta - self._dlse
         sigma = widen(x.sinks)[:, None]
         share = np.where(sigma > -np.inf, np.exp(sigma - lse), 0)
-        return dq, sum_sinks(x, -(share * delta)).astype(x.sinks.dtype, copy=False)
+        return dq, sum_sinks(-(share * delta), x.sinks).astype(x.sinks.dtype, copy=False)
 
 
 def tangent_parts(x: Operands, o: Options, t: Tangents) -> TangentMerge:
