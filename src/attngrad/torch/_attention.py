@@ -78,7 +78,7 @@ def _eager(function: str, q: Tensor, k: Tensor, v: Tensor, options: Any) -> Any:
         passes = passes_of(function, q, options)
         if options:
             option_checks.magnitudes(function, passes.options, _direct.COMPUTED[number])
-        if passes.backend.by_address is not None:
+        if passes.by_address is not None:
             found = _direct.attention(passes, number, q, k, v, want_lse)
             if found is not None:
                 return found

@@ -33,7 +33,7 @@ class KeptMemory(NamedTuple):
 
     def residuals(self) -> tuple[Tensor, ...]:
         """As tensors."""
-        return tuple(map(torch.from_numpy, self.passes.backend.by_address.residuals(self.saved)))
+        return tuple(map(torch.from_numpy, self.passes.by_address.residuals(self.saved)))
 
     def backward(self, inputs: Sequence[Any], dout: Any, dlse: Any, wanted: Sequence[bool]) -> tuple[Any, ...]:
         """The gradients of q, k and v."""
@@ -58,7 +58,7 @@ def attention(passes: Passes, number: int, q: Tensor, k: Tensor, v: Tensor, want
         results = (out, q.new_empty(rows, dtype=torch.float32 if number > 1 else None))
     recorded = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     addresses = (out.data_ptr(), results[1].data_ptr() if want_lse else 0)
-    saved = passes.backend.by_address.forward(number, q, k, v, passes.options, *addresses, recorded)
+    saved = passes.by_address.forward(number, q, k, v, passes.fields, *addresses, recorded)
     if saved is False:
         return None
     if saved:
@@ -78,8 +78,9 @@ def backward(
     dq, dk, dv = _like(q), _like(k), _like(v)
     addresses = (0 if dlse is None else dlse.data_ptr(), dq.data_ptr(), dk.data_ptr(), dv.data_ptr())
     same = q.dtype is k.dtype is v.dtype and _TYPES.get(q.dtype) == kept.type
-    run, o = kept.passes.backend.by_address.backward, kept.passes.options
-    if not same or not run(kept.saved, kept.type, q, k, v, o, dout, *addresses):
+    passes = kept.passes
+    run = passes.by_address.backward
+    if not same or not run(kept.saved, kept.type, q, k, v, passes.fields, dout, *addresses):
         refuse_replaced()
     return dq, dk, dv
 

@@ -198,7 +198,6 @@ class Direct(torch.autograd.Function):
     def forward(ctx: Any, kept: Any, results: tuple[Tensor, ...], *inputs: Any) -> tuple[Tensor, ...]:
         ctx.kept = kept
         if len(inputs) == len(QKV):  # tensors, all of them
-            ctx.passes, ctx.numbers = kept.passes, {}
             ctx.set_materialize_grads(False)
             ctx.save_for_backward(*inputs)
         else:
@@ -211,8 +210,8 @@ class Direct(torch.autograd.Function):
         kept, grads = ctx.kept, tuple[Any, ...](_NOTHING)
         if dout is not None or dlse is not None:
             if torch.is_grad_enabled() or _private.watched() or _private.mapped_by_dispatcher((dout, dlse)):
-                passes, x, _ = _Function.kept(ctx)
-                grads = gradient(passes, x, dout, dlse, kept.residuals())
+                x = Inputs(*inputs) if len(inputs) == len(QKV) else _Function.kept(ctx)[1]
+                grads = gradient(kept.passes, x, dout, dlse, kept.residuals())
             else:
                 grads = kept.backward(inputs, dout, dlse, ctx.needs_input_grad[2 : 2 + N_DIFFERENTIABLE])
         if not _private.graph_is_kept():

@@ -42,7 +42,9 @@ _ONE = np.dtype(np.float64)
 def _passes(function: str, device: str, features: int, names: tuple[str, ...] = (), *values: Any) -> Passes:
     one = Spec((1, features), _ONE)
     o = bind(function, one, one, one, {**dict(zip(names, values, strict=True)), **_SEEDS})[1]
-    return Passes(replace(o, **dict.fromkeys(_SEEDS)), backends.find("torch", device))
+    o, backend = replace(o, **dict.fromkeys(_SEEDS)), backends.find("torch", device)
+    direct = backend.by_address
+    return Passes(o, backend, direct, None if direct is None else direct.prepare(o))
 
 
 def passes_of(function: str, q: Tensor, options: Any) -> Passes:
@@ -137,6 +139,9 @@ class Passes(NamedTuple):
 
     options: Options
     backend: Backend
+    by_address: Any = None
+    """The passes of the backend over addresses, where it has them, and the options as they take them."""
+    fields: Any = None
 
     @property
     def out_is_residual(self) -> bool:

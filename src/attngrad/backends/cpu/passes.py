@@ -59,12 +59,16 @@ def forward(
 
     They are new arrays, nothing of which is shared; or those of ``into``, where the third may be the first.
     """
+    if not save:
+        out, lse = _new_results(x) if into is None else into
+        call(x, o).forward(bits(out), None, lse, None, None)
+        return out, lse, ()
     if into is None:
-        into = (*_new_results(x), *(empty(*s) for s in residual_specs(x, o))) if save else _new_results(x)
-    out, lse, *residuals = into
-    wide, row_max, inv_row_sum = residuals if save else (None, None, None)
-    call(x, o, natural=natural).forward(bits(out), None if wide is out else wide, lse, row_max, inv_row_sum)
-    return out, lse, residuals
+        into = (*_new_results(x), *(empty(*s) for s in residual_specs(x, o)))
+    out, lse, wide, row_max, inv_row_sum = into
+    problem = call(x, o, natural=natural)
+    problem.forward(bits(out), None if wide is out else wide, lse, row_max, inv_row_sum)
+    return out, lse, Saved(wide, row_max, inv_row_sum)
 
 
 def backward(
@@ -82,7 +86,7 @@ def backward(
 
     ``into`` are contiguous arrays for dq, dk and dv, all of them wanted.
     """
-    saved = Saved(*map(np.ascontiguousarray, residuals))
+    saved = residuals if isinstance(residuals, Saved) else Saved(*map(np.ascontiguousarray, residuals))
     bias = None if x.bias is None else plane(x.bias, x)
     g = _Sums(x, bias, into, wanted)
     call(x, o, bias=bias, natural=natural).backward(_cotangent(dout), _numbers(dlse), *saved, *g.arrays)
