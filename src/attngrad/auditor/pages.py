@@ -23,15 +23,6 @@ _THEMES = {
 }
 
 
-def _theme(mistake: Mistake) -> str:
-    import importlib
-
-    for name in _THEMES:
-        if mistake in importlib.import_module(f"attngrad.auditor.mistakes.{name}").MISTAKES:
-            return name
-    raise KeyError(mistake.id)
-
-
 def page(mistake: Mistake) -> str:
     """The page of one mistake, in Markdown."""
     notes = list(dict.fromkeys(v.note for v in mistake.variants if v.note))
@@ -83,7 +74,7 @@ def index() -> str:
     for name, title in _THEMES.items():
         lines += [f"## {title}", "", "| id | what it is | computed |", "|---|---|---|"]
         for m in catalogue():
-            if _theme(m) == name:
+            if m.theme == name:
                 formula = m.formula.replace("|", "\\|")
                 lines.append(f"| [`{m.id}`]({m.id}.md) | {m.title} | `{formula}` |")
         lines.append("")

@@ -1,8 +1,13 @@
-"""The catalogue of mistakes: what each computes, why it is wrong, how to fix it."""
+"""The catalogue of mistakes: what each computes, why it is wrong, how to fix it.
+
+``catalogue.toml`` tells each in words; the module of its theme has, under the same id, the ways to make it.
+"""
 
 from __future__ import annotations
 
+import tomllib
 from functools import cache
+from importlib import import_module, resources
 
 from attngrad.auditor.mistakes._entry import Mistake, Variant, Wild
 
@@ -16,10 +21,16 @@ def catalogue() -> tuple[Mistake, ...]:
     >>> [m.id for m in catalogue()][:2]
     ['scale-missing', 'scale-twice']
     """
-    from attngrad.auditor.mistakes import heads, layer, masks, modifiers, products, scale, softmax, tangents, tiles
-
-    themes = (scale, softmax, masks, modifiers, products, heads, tiles, tangents, layer)
-    return tuple(mistake for theme in themes for mistake in theme.MISTAKES)
+    text = (resources.files(__name__) / "catalogue.toml").read_text(encoding="utf-8")
+    found = []
+    for theme, told in tomllib.loads(text).items():
+        variants = import_module(f"{__name__}.{theme}").VARIANTS
+        if variants.keys() != told.keys():
+            raise KeyError(f"catalogue: {theme} and catalogue.toml differ in {sorted(variants.keys() ^ told.keys())}.")
+        for name, words in told.items():
+            needs = tuple(words.pop("needs", ()))
+            found.append(Mistake(name, theme, **words, variants=variants[name], needs=needs))
+    return tuple(found)
 
 
 def find(name: str) -> Mistake:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from attngrad.auditor.mistakes._entry import Mistake, need, only, way
+from attngrad.auditor.mistakes._entry import Base, need, only, way
 from attngrad.auditor.pipeline import Pipeline
 from attngrad.reference.dense import drop, matmul, transpose
-
-Base = Callable[[], Any]
 
 
 def _square(p: Pipeline) -> None:
@@ -53,85 +50,20 @@ def _with_keys(p: Pipeline, base: Base) -> Any:
     return drop(matmul(p.dout, transpose(p.k_heads)), p.keep_back)
 
 
-MISTAKES = (
-    Mistake(
-        "dv-not-transposed",
-        "dV has A in place of A^T",
-        "dV = A dO",
-        "dV = A^T dO",
-        "O = A V: value j reaches query i with weight A_ij, so dV_j sums over the queries i.",
-        "Transpose A over its last two axes: A.swapaxes(-1, -2) @ dO. (A transpose that lists the axes in their own "
-        "order does nothing.)",
-        only(dv_heads=_dv),
+VARIANTS = {
+    "dv-not-transposed": only(dv_heads=_dv),
+    "dk-not-transposed": only(dk_heads=_dk),
+    "dk-transposed": (
+        way("of shape (D, S)", dk=lambda p, base: transpose(base())),
+        way("reshaped to (S, D)", dk=lambda p, base: _reshaped(base())),
     ),
-    Mistake(
-        "dk-not-transposed",
-        "dK has dS in place of dS^T",
-        "dK = scale dS Q",
-        "dK = scale dS^T Q",
-        "Z = scale Q K^T: key j meets query i in Z_ij, so dK_j sums over the queries i.",
-        "Transpose dS over its last two axes.",
-        only(dk_heads=_dk),
+    "dq-with-transpose": only(dq_made=_dq),
+    "dq-dk-exchanged": only(dq=lambda p, base: p.dk_made, dk=lambda p, base: p.dq_made),
+    "dk-dv-exchanged": only(dk=lambda p, base: p.dv_made, dv=lambda p, base: p.dk_made),
+    "own-operand-in-product": (
+        way("both", dq_made=_with_q, dk_heads=_with_k),
+        way("dQ", dq_made=_with_q),
+        way("dK", dk_heads=_with_k),
     ),
-    Mistake(
-        "dk-transposed",
-        "dK is transposed",
-        "dK = scale Q^T dS",
-        "dK = scale dS^T Q",
-        "Q^T dS is D x S: the gradient of K^T, not of K.",
-        "Transpose it over its last two axes.",
-        (
-            way("of shape (D, S)", dk=lambda p, base: transpose(base())),
-            way("reshaped to (S, D)", dk=lambda p, base: _reshaped(base())),
-        ),
-    ),
-    Mistake(
-        "dq-with-transpose",
-        "dQ has dS^T in place of dS",
-        "dQ = scale dS^T K",
-        "dQ = scale dS K",
-        "Z = scale Q K^T: query i meets key j in Z_ij, so dQ_i sums over the keys j.",
-        "Use dS as it is for dQ, and its transpose for dK.",
-        only(dq_made=_dq),
-    ),
-    Mistake(
-        "dq-dk-exchanged",
-        "dQ and dK are exchanged",
-        "dQ, dK = scale dS^T Q, scale dS K",
-        "dQ, dK = scale dS K, scale dS^T Q",
-        "The two are returned in the wrong order.",
-        "Return dQ first.",
-        only(dq=lambda p, base: p.dk_made, dk=lambda p, base: p.dq_made),
-    ),
-    Mistake(
-        "dk-dv-exchanged",
-        "dK and dV are exchanged",
-        "dK, dV = A^T dO, scale dS^T Q",
-        "dK, dV = scale dS^T Q, A^T dO",
-        "The two are returned in the wrong order.",
-        "Return dK before dV.",
-        only(dk=lambda p, base: p.dv_made, dv=lambda p, base: p.dk_made),
-    ),
-    Mistake(
-        "own-operand-in-product",
-        "dQ is made with Q, or dK with K",
-        "dQ = scale dS Q,  dK = scale dS^T K",
-        "dQ = scale dS K,  dK = scale dS^T Q",
-        "The derivative of Q K^T by Q is K, and by K it is Q.",
-        "Exchange Q and K in the two products.",
-        (
-            way("both", dq_made=_with_q, dk_heads=_with_k),
-            way("dQ", dq_made=_with_q),
-            way("dK", dk_heads=_with_k),
-        ),
-    ),
-    Mistake(
-        "keys-for-values",
-        "dA is made with K in place of V",
-        "dA = dO K^T",
-        "dA = dO V^T",
-        "O = A V, so dA = dO V^T.",
-        "Use V.",
-        only(dweights=_with_keys),
-    ),
-)
+    "keys-for-values": only(dweights=_with_keys),
+}

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from attngrad.auditor.mistakes._entry import Mistake, Variant, Wild, need, way
-from attngrad.auditor.pipeline import Pipeline
+from attngrad.auditor.mistakes._entry import Base, Variant, Wild, need, way
+from attngrad.auditor.pipeline import Override, Pipeline
 from attngrad.reference.dense import matmul, rowsum, transpose, zero_hidden
 
-Base = Callable[[], Any]
 TILES = (2, 3, 4, 8, 16, 32, 64, 128)
 
 
@@ -25,7 +23,7 @@ def _last(length: int, tile: int) -> slice:
     return slice((length - 1) // tile * tile, length)
 
 
-def _overwritten_dq(tile: int, which: int = -1) -> Callable[[Pipeline, Base], Any]:
+def _overwritten_dq(tile: int, which: int = -1) -> Override:
     def dq(p: Pipeline, base: Base) -> Any:
         keys = _last(p.k.shape[-2], tile) if which else slice(0, tile)
         need(p.k.shape[-2] > tile)
@@ -34,7 +32,7 @@ def _overwritten_dq(tile: int, which: int = -1) -> Callable[[Pipeline, Base], An
     return dq
 
 
-def _overwritten_dk(tile: int) -> Callable[[Pipeline, Base], Any]:
+def _overwritten_dk(tile: int) -> Override:
     def dk(p: Pipeline, base: Base) -> Any:
         rows = _last(p.q.shape[-2], tile)
         return p.c(p.scale_dk) * matmul(transpose(p.dz[..., rows, :]), p.q[..., rows, :])
@@ -42,7 +40,7 @@ def _overwritten_dk(tile: int) -> Callable[[Pipeline, Base], Any]:
     return dk
 
 
-def _overwritten_dv(tile: int) -> Callable[[Pipeline, Base], Any]:
+def _overwritten_dv(tile: int) -> Override:
     def dv(p: Pipeline, base: Base) -> Any:
         rows = _last(p.q.shape[-2], tile)
         kept = p.weights_back if p.keep_back is None else p.weights_back * p.keep_back
@@ -58,7 +56,7 @@ def _chunks(p: Pipeline, size: int | None, parts: int | None) -> list[slice]:
     return [slice(start, min(start + step, keys)) for start in _starts(keys, step)]
 
 
-def _delta_by_chunk(size: int | None, parts: int | None, local: bool) -> Callable[[Pipeline, Base], Any]:
+def _delta_by_chunk(size: int | None, parts: int | None, local: bool) -> Override:
     """Each chunk of keys subtracts its own part of delta; ``local``: that of its own softmax."""
 
     def dscores(p: Pipeline, base: Base) -> Any:
@@ -75,7 +73,7 @@ def _delta_by_chunk(size: int | None, parts: int | None, local: bool) -> Callabl
     return dscores
 
 
-def _delta_of_one(size: int | None, parts: int | None, which: int) -> Callable[[Pipeline, Base], Any]:
+def _delta_of_one(size: int | None, parts: int | None, which: int) -> Override:
     """The delta of the first or last chunk, for all keys."""
 
     def delta(p: Pipeline, base: Base) -> Any:
@@ -99,7 +97,7 @@ def _delta_variants() -> tuple[Variant, ...]:
     return tuple(found)
 
 
-def _tail(name: str, axis: int, tile: int, fill: float) -> Callable[[Pipeline, Base], Any]:
+def _tail(name: str, axis: int, tile: int, fill: float) -> Override:
     """The rows of the last, partial tile: zero, or whatever stood in memory."""
 
     def step(p: Pipeline, base: Base) -> Any:
@@ -114,7 +112,7 @@ def _tail(name: str, axis: int, tile: int, fill: float) -> Callable[[Pipeline, B
     return step
 
 
-def _unseen_tail(tile: int) -> Callable[[Pipeline, Base], Any]:
+def _unseen_tail(tile: int) -> Override:
     def visible(p: Pipeline, base: Base) -> Any:
         keys = p.k.shape[-2]
         need(keys % tile)
@@ -123,7 +121,7 @@ def _unseen_tail(tile: int) -> Callable[[Pipeline, Base], Any]:
     return visible
 
 
-def _query_tail_dropped(tile: int) -> Callable[[Pipeline, Base], Any]:
+def _query_tail_dropped(tile: int) -> Override:
     """The last queries add nothing to dK and dV, and get no dQ."""
 
     def dout(p: Pipeline, base: Base) -> Any:
@@ -158,63 +156,28 @@ def _tails(fill: float) -> list[Variant]:
     ]
 
 
-MISTAKES = (
-    Mistake(
-        "delta-from-chunk",
-        "delta comes from one chunk of keys only",
-        "delta_c = sum over the keys of chunk c",
-        "delta = rowsum(dO o O), over all keys",
-        "The softmax is over all keys, so its row term is too, however the keys are split over tiles or machines.",
-        "Compute delta once from the whole output, before the loop over chunks.",
-        _delta_variants(),
+VARIANTS = {
+    "delta-from-chunk": _delta_variants(),
+    "tile-tail": (
+        *_tails(0.0),
+        *(way(f"keys not seen, tiles of {tile}", visible=_unseen_tail(tile)) for tile in TILES),
+        *(way(f"queries dropped in the backward, tiles of {tile}", dout=_query_tail_dropped(tile)) for tile in TILES),
+        *_tails(Wild),
     ),
-    Mistake(
-        "tile-tail",
-        "the last, partial tile is left out or left over",
-        "rows T - T mod tile ... T wrong",
-        "every row computed",
-        "Where the length is no multiple of the tile, the rest needs a tile of its own.",
-        "Round the number of tiles up, and mask within the last one.",
-        (
-            *_tails(0.0),
-            *(way(f"keys not seen, tiles of {tile}", visible=_unseen_tail(tile)) for tile in TILES),
-            *(
-                way(f"queries dropped in the backward, tiles of {tile}", dout=_query_tail_dropped(tile))
-                for tile in TILES
+    "overwritten-not-accumulated": tuple(
+        variant
+        for tile in (1, *TILES)
+        for variant in (
+            way(f"dQ, tiles of {tile} keys", dq_made=_overwritten_dq(tile)),
+            way(f"dQ, the first of tiles of {tile} keys", dq_made=_overwritten_dq(tile, 0)),
+            way(f"dK, tiles of {tile} queries", dk_heads=_overwritten_dk(tile)),
+            way(f"dV, tiles of {tile} queries", dv_heads=_overwritten_dv(tile)),
+            way(
+                f"dK and dV, tiles of {tile} queries",
+                dk_heads=_overwritten_dk(tile),
+                dv_heads=_overwritten_dv(tile),
             ),
-            *_tails(Wild),
-        ),
+        )
     ),
-    Mistake(
-        "overwritten-not-accumulated",
-        "a gradient is overwritten, not accumulated, over tiles",
-        "dQ = scale dS_c K_c  of the last tile c",
-        "dQ = sum over tiles of scale dS_c K_c",
-        "Each tile adds its part. Assigning keeps the last.",
-        "Use += into an array of zeros.",
-        tuple(
-            variant
-            for tile in (1, *TILES)
-            for variant in (
-                way(f"dQ, tiles of {tile} keys", dq_made=_overwritten_dq(tile)),
-                way(f"dQ, the first of tiles of {tile} keys", dq_made=_overwritten_dq(tile, 0)),
-                way(f"dK, tiles of {tile} queries", dk_heads=_overwritten_dk(tile)),
-                way(f"dV, tiles of {tile} queries", dv_heads=_overwritten_dv(tile)),
-                way(
-                    f"dK and dV, tiles of {tile} queries",
-                    dk_heads=_overwritten_dk(tile),
-                    dv_heads=_overwritten_dv(tile),
-                ),
-            )
-        ),
-    ),
-    Mistake(
-        "low-precision",
-        "computed or accumulated in a lower precision",
-        "sums and products in float32, float16 or bfloat16",
-        "sums and products at least in the dtype of the inputs; 16-bit ones in float32",
-        "The errors are those of rounding, in a dtype coarser than the one that was asked for.",
-        "Accumulate in the dtype of the inputs or a wider one; look for a cast, or a literal of another dtype.",
-        (),
-    ),
-)
+    "low-precision": (),
+}
