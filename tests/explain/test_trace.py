@@ -15,8 +15,8 @@ import attngrad
 from attngrad import reference
 from attngrad.core.dtypes import BFLOAT16
 from attngrad.explain import files, invariants
+from attngrad.explain.entries import parse
 from attngrad.explain.rules import KEY_SIDE, RULES, is_flat
-from attngrad.explain.terms import parse
 
 COMBINATIONS = [*SINGLES, EVERYTHING]
 

@@ -1,6 +1,8 @@
 """One table of every step: its matrix formula, and the formula of one entry, which ``explain`` evaluates.
 
 The terminal, LaTeX, JSON and the page all read this table; the page carries it along and reads it again in JavaScript.
+A row is its number, name and letters, and the formula of the matrix; below it stands that of an entry; ``if`` says what
+it needs. What is given has neither a number nor an entry.
 
 Braces choose by flag: ``{cap?cap(Z):Z}`` is ``cap(Z)`` where a softcap is given and ``Z`` elsewhere. Entry formulas are
 sums of products, ``scale sum_i dS[ij] Q[id]``, with an optional function around the whole. Letters: i query, j key, d
@@ -34,168 +36,104 @@ STAGES = {
     "second": "Second order: the HVP",
 }
 
-_Z = "{cap?dZ:dS}"
+_TABLE = """
+forward
+   Q[id]: queries
+   K[jd]: keys
+   V[je]: values
+   bias[ij]: added to the scores  if bias
+   sigma[h]: one logit a head, the sink  if sinks
+   M[ij]: 0 where dropped, else 1/(1 - rate)  if keep
+F1 Z[ij] = scale Q K^T
+    scale sum_d Q[id] K[jd]
+F2 S[ij] = {cap?cap(Z):Z}{bias? + bias:}{hidden?, -inf where hidden:}
+    {cap?cap(Z[ij]):Z[ij]}{bias? + bias[ij]:}
+F3 L[i] = log(rowsum(exp(S)){sinks? + exp(sigma):})
+    log sum_j exp(S[ij]){sinks? + exp(sigma[h]):}
+F4 A[ij] = exp(S - L)
+    exp S[ij] - L[i]
+F4 sink[i] = exp(sigma - L)  if sinks
+    exp sigma[h] - L[i]
+F5 O[ie] = {keep?(A o M):A} V
+    sum_j A[ij] {keep?M[ij] :}V[je]
+backward
+   dO[ie]: the loss gradient at O, given
+   dL[i]: the loss gradient at L, given  if dlse
+R1 dV[je] = {keep?(A o M):A}^T dO{group?, over the group:}
+    sum_i A[ij] {keep?M[ij] :}dO[ie]
+R2 dA[ij] = {keep?(dO V^T) o M:dO V^T}
+    sum_e dO[ie] V[je]{keep? M[ij]:}
+R3 delta[i] = rowsum(dO o O){dlse? - dL:}
+    sum_e dO[ie] O[ie]{dlse? - dL[i]:}
+R4 dS[ij] = A o (dA - delta)
+    A[ij] dA[ij] - A[ij] delta[i]
+R5 dbias[ij] = dS, summed over what bias is broadcast along  if bias
+    sum_* dS[ij]
+R6 dsigma[h] = -sum(sink o delta)  if sinks
+    - sum_bi sink[i] delta[i]
+R7 dZ[ij] = {cap?dS o cap'(Z):dS}
+    dS[ij]{cap? cap'(Z[ij]):}
+R8 dQ[id] = scale {cap?dZ:dS} K
+    scale sum_j {cap?dZ:dS}[ij] K[jd]
+R9 dK[jd] = scale {cap?dZ:dS}^T Q{group?, over the group:}
+    scale sum_i {cap?dZ:dS}[ij] Q[id]
+tangent
+   Q_dot[id]: the direction of Q, given
+   K_dot[jd]: the direction of K, given
+   V_dot[je]: the direction of V, given
+   bias_dot[ij]: the direction of bias, given  if bias_dot
+   sigma_dot[h]: the direction of sigma, given  if sinks_dot
+T1 Z_dot[ij] = scale (Q_dot K^T + Q K_dot^T)
+    scale sum_d Q_dot[id] K[jd] + sum_d Q[id] K_dot[jd]
+T2 S_dot[ij] = {cap?cap'(Z) o Z_dot:Z_dot}{bias_dot? + bias_dot:}{hidden?, 0 where hidden:}
+    {cap?cap'(Z[ij]) :}Z_dot[ij]{bias_dot? + bias_dot[ij]:}
+T3 L_dot[i] = rowsum(A o S_dot){sinks_dot? + sink o sigma_dot:}
+    sum_j A[ij] S_dot[ij]{sinks_dot? + sink[i] sigma_dot[h]:}
+T4 A_dot[ij] = A o (S_dot - L_dot)
+    A[ij] S_dot[ij] - A[ij] L_dot[i]
+T5 O_dot[ie] = {keep?(A_dot o M):A_dot} V + {keep?(A o M):A} V_dot
+    sum_j A_dot[ij] {keep?M[ij] :}V[je] + sum_j A[ij] {keep?M[ij] :}V_dot[je]
+second
+   dO_dot[ie]: the direction of dO, given
+   dL_dot[i]: the direction of dL, given  if dlse_dot
+H1 delta_dot[i] = rowsum(dO_dot o O + dO o O_dot){dlse_dot? - dL_dot:}
+    sum_e dO_dot[ie] O[ie] + sum_e dO[ie] O_dot[ie]{dlse_dot? - dL_dot[i]:}
+H2 dA_dot[ij] = {keep?(dO_dot V^T + dO V_dot^T) o M:dO_dot V^T + dO V_dot^T}
+    sum_e dO_dot[ie] V[je]{keep? M[ij]:} + sum_e dO[ie] V_dot[je]{keep? M[ij]:}
+H3 dS_dot[ij] = A_dot o (dA - delta) + A o (dA_dot - delta_dot)
+    A_dot[ij] dA[ij] - A_dot[ij] delta[i] + A[ij] dA_dot[ij] - A[ij] delta_dot[i]
+H4 dZ_dot[ij] = {cap?dS_dot o cap'(Z) + dS o cap''(Z) o Z_dot:dS_dot}
+    dS_dot[ij]{cap? cap'(Z[ij]) + dS[ij] cap''(Z[ij]) Z_dot[ij]:}
+H5 dQ_dot[id] = scale ({cap?dZ_dot:dS_dot} K + {cap?dZ:dS} K_dot)
+    scale sum_j {cap?dZ_dot:dS_dot}[ij] K[jd] + sum_j {cap?dZ:dS}[ij] K_dot[jd]
+H6 dK_dot[jd] = scale ({cap?dZ_dot:dS_dot}^T Q + {cap?dZ:dS}^T Q_dot){group?, over the group:}
+    scale sum_i {cap?dZ_dot:dS_dot}[ij] Q[id] + sum_i {cap?dZ:dS}[ij] Q_dot[id]
+H7 dV_dot[je] = {keep?(A_dot o M):A_dot}^T dO + {keep?(A o M):A}^T dO_dot{group?, over the group:}
+    sum_i A_dot[ij] {keep?M[ij] :}dO[ie] + sum_i A[ij] {keep?M[ij] :}dO_dot[ie]
+H8 dbias_dot[ij] = dS_dot, summed as dbias  if bias
+    sum_* dS_dot[ij]
+H9 dsigma_dot[h] = -sum(sink o ({sinks_dot?(sigma_dot - L_dot):-L_dot} o delta + delta_dot))  if sinks
+    {sinks_dot?- sum_bi sink[i] sigma_dot[h] delta[i] :}+ sum_bi sink[i] L_dot[i] delta[i] - sum_bi sink[i] delta_dot[i]
+"""
 
-RULES = (
-    Rule("Q", "", "forward", "id", "queries"),
-    Rule("K", "", "forward", "jd", "keys"),
-    Rule("V", "", "forward", "je", "values"),
-    Rule("bias", "", "forward", "ij", "added to the scores", needs="bias"),
-    Rule("sigma", "", "forward", "h", "one logit a head, the sink", needs="sinks"),
-    Rule("M", "", "forward", "ij", "0 where dropped, else 1/(1 - rate)", needs="keep"),
-    Rule("Z", "F1", "forward", "ij", "scale Q K^T", "scale sum_d Q[id] K[jd]"),
-    Rule(
-        "S",
-        "F2",
-        "forward",
-        "ij",
-        "{cap?cap(Z):Z}{bias? + bias:}{hidden?, -inf where hidden:}",
-        "{cap?cap(Z[ij]):Z[ij]}{bias? + bias[ij]:}",
-    ),
-    Rule(
-        "L",
-        "F3",
-        "forward",
-        "i",
-        "log(rowsum(exp(S)){sinks? + exp(sigma):})",
-        "log sum_j exp(S[ij]){sinks? + exp(sigma[h]):}",
-    ),
-    Rule("A", "F4", "forward", "ij", "exp(S - L)", "exp S[ij] - L[i]"),
-    Rule("sink", "F4", "forward", "i", "exp(sigma - L)", "exp sigma[h] - L[i]", needs="sinks"),
-    Rule("O", "F5", "forward", "ie", "{keep?(A o M):A} V", "sum_j A[ij] {keep?M[ij] :}V[je]"),
-    Rule("dO", "", "backward", "ie", "the loss gradient at O, given"),
-    Rule("dL", "", "backward", "i", "the loss gradient at L, given", needs="dlse"),
-    Rule(
-        "dV",
-        "R1",
-        "backward",
-        "je",
-        "{keep?(A o M):A}^T dO{group?, over the group:}",
-        "sum_i A[ij] {keep?M[ij] :}dO[ie]",
-    ),
-    Rule("dA", "R2", "backward", "ij", "{keep?(dO V^T) o M:dO V^T}", "sum_e dO[ie] V[je]{keep? M[ij]:}"),
-    Rule(
-        "delta",
-        "R3",
-        "backward",
-        "i",
-        "rowsum(dO o O){dlse? - dL:}",
-        "sum_e dO[ie] O[ie]{dlse? - dL[i]:}",
-    ),
-    Rule("dS", "R4", "backward", "ij", "A o (dA - delta)", "A[ij] dA[ij] - A[ij] delta[i]"),
-    Rule("dbias", "R5", "backward", "ij", "dS, summed over what bias is broadcast along", "sum_* dS[ij]", needs="bias"),
-    Rule("dsigma", "R6", "backward", "h", "-sum(sink o delta)", "- sum_bi sink[i] delta[i]", needs="sinks"),
-    Rule("dZ", "R7", "backward", "ij", "{cap?dS o cap'(Z):dS}", "dS[ij]{cap? cap'(Z[ij]):}"),
-    Rule("dQ", "R8", "backward", "id", f"scale {_Z} K", f"scale sum_j {_Z}[ij] K[jd]"),
-    Rule("dK", "R9", "backward", "jd", f"scale {_Z}^T Q{{group?, over the group:}}", f"scale sum_i {_Z}[ij] Q[id]"),
-    Rule("Q_dot", "", "tangent", "id", "the direction of Q, given"),
-    Rule("K_dot", "", "tangent", "jd", "the direction of K, given"),
-    Rule("V_dot", "", "tangent", "je", "the direction of V, given"),
-    Rule("bias_dot", "", "tangent", "ij", "the direction of bias, given", needs="bias_dot"),
-    Rule("sigma_dot", "", "tangent", "h", "the direction of sigma, given", needs="sinks_dot"),
-    Rule(
-        "Z_dot",
-        "T1",
-        "tangent",
-        "ij",
-        "scale (Q_dot K^T + Q K_dot^T)",
-        "scale sum_d Q_dot[id] K[jd] + sum_d Q[id] K_dot[jd]",
-    ),
-    Rule(
-        "S_dot",
-        "T2",
-        "tangent",
-        "ij",
-        "{cap?cap'(Z) o Z_dot:Z_dot}{bias_dot? + bias_dot:}{hidden?, 0 where hidden:}",
-        "{cap?cap'(Z[ij]) :}Z_dot[ij]{bias_dot? + bias_dot[ij]:}",
-    ),
-    Rule(
-        "L_dot",
-        "T3",
-        "tangent",
-        "i",
-        "rowsum(A o S_dot){sinks_dot? + sink o sigma_dot:}",
-        "sum_j A[ij] S_dot[ij]{sinks_dot? + sink[i] sigma_dot[h]:}",
-    ),
-    Rule("A_dot", "T4", "tangent", "ij", "A o (S_dot - L_dot)", "A[ij] S_dot[ij] - A[ij] L_dot[i]"),
-    Rule(
-        "O_dot",
-        "T5",
-        "tangent",
-        "ie",
-        "{keep?(A_dot o M):A_dot} V + {keep?(A o M):A} V_dot",
-        "sum_j A_dot[ij] {keep?M[ij] :}V[je] + sum_j A[ij] {keep?M[ij] :}V_dot[je]",
-    ),
-    Rule("dO_dot", "", "second", "ie", "the direction of dO, given"),
-    Rule("dL_dot", "", "second", "i", "the direction of dL, given", needs="dlse_dot"),
-    Rule(
-        "delta_dot",
-        "H1",
-        "second",
-        "i",
-        "rowsum(dO_dot o O + dO o O_dot){dlse_dot? - dL_dot:}",
-        "sum_e dO_dot[ie] O[ie] + sum_e dO[ie] O_dot[ie]{dlse_dot? - dL_dot[i]:}",
-    ),
-    Rule(
-        "dA_dot",
-        "H2",
-        "second",
-        "ij",
-        "{keep?(dO_dot V^T + dO V_dot^T) o M:dO_dot V^T + dO V_dot^T}",
-        "sum_e dO_dot[ie] V[je]{keep? M[ij]:} + sum_e dO[ie] V_dot[je]{keep? M[ij]:}",
-    ),
-    Rule(
-        "dS_dot",
-        "H3",
-        "second",
-        "ij",
-        "A_dot o (dA - delta) + A o (dA_dot - delta_dot)",
-        "A_dot[ij] dA[ij] - A_dot[ij] delta[i] + A[ij] dA_dot[ij] - A[ij] delta_dot[i]",
-    ),
-    Rule(
-        "dZ_dot",
-        "H4",
-        "second",
-        "ij",
-        "{cap?dS_dot o cap'(Z) + dS o cap''(Z) o Z_dot:dS_dot}",
-        "dS_dot[ij]{cap? cap'(Z[ij]) + dS[ij] cap''(Z[ij]) Z_dot[ij]:}",
-    ),
-    Rule(
-        "dQ_dot",
-        "H5",
-        "second",
-        "id",
-        f"scale ({{cap?dZ_dot:dS_dot}} K + {_Z} K_dot)",
-        f"scale sum_j {{cap?dZ_dot:dS_dot}}[ij] K[jd] + sum_j {_Z}[ij] K_dot[jd]",
-    ),
-    Rule(
-        "dK_dot",
-        "H6",
-        "second",
-        "jd",
-        f"scale ({{cap?dZ_dot:dS_dot}}^T Q + {_Z}^T Q_dot){{group?, over the group:}}",
-        f"scale sum_i {{cap?dZ_dot:dS_dot}}[ij] Q[id] + sum_i {_Z}[ij] Q_dot[id]",
-    ),
-    Rule(
-        "dV_dot",
-        "H7",
-        "second",
-        "je",
-        "{keep?(A_dot o M):A_dot}^T dO + {keep?(A o M):A}^T dO_dot{group?, over the group:}",
-        "sum_i A_dot[ij] {keep?M[ij] :}dO[ie] + sum_i A[ij] {keep?M[ij] :}dO_dot[ie]",
-    ),
-    Rule("dbias_dot", "H8", "second", "ij", "dS_dot, summed as dbias", "sum_* dS_dot[ij]", needs="bias"),
-    Rule(
-        "dsigma_dot",
-        "H9",
-        "second",
-        "h",
-        "-sum(sink o ({sinks_dot?(sigma_dot - L_dot):-L_dot} o delta + delta_dot))",
-        "{sinks_dot?- sum_bi sink[i] sigma_dot[h] delta[i] :}+ sum_bi sink[i] L_dot[i] delta[i] "
-        "- sum_bi sink[i] delta_dot[i]",
-        needs="sinks",
-    ),
-)
+_ROW = re.compile(r"(\w\d|  ) (\w+)\[(\w+)\](?: =|:) (.*?)(?:  if (\w+))?")
+
+
+def _read(table: str) -> tuple[Rule, ...]:
+    rules: list[Rule] = []
+    stage = ""
+    for line in table.strip().splitlines():
+        if line in STAGES:
+            stage = line
+        elif row := _ROW.fullmatch(line):
+            number, name, letters, formula, needs = row.groups("")
+            rules.append(Rule(name, number.strip(), stage, letters, formula, needs=needs))
+        else:
+            rules[-1] = rules[-1]._replace(entry=line.strip())
+    return tuple(rules)
+
+
+RULES = _read(_TABLE)
 
 KEY_SIDE = frozenset(f"{a}{b}{c}" for a in ("", "d") for b in "KV" for c in ("", "_dot", "_in")) | {"cos_k", "sin_k"}
 """Steps with one matrix a key head; all others with heads have one a query head."""

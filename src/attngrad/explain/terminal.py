@@ -1,28 +1,25 @@
-"""A trace in the terminal: every matrix as numbers on a signed heat, and what must hold; and the worked example."""
+"""A trace in the terminal: every matrix as numbers on a signed heat, and what must hold."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
+from attngrad.explain.heat import heat
 from attngrad.explain.marks import mark
-from attngrad.explain.rules import STAGES
-from attngrad.explain.windows import Matrix, check_place, matrix, number, shown
+from attngrad.explain.windows import Matrix, by_stage, check_place, matrix
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
 
-    from attngrad.explain.terms import Explanation
+    from attngrad.explain.entries import Explanation
     from attngrad.explain.trace import Trace
 
 
 CELL = 7
 ROWS = 12
 GAP = 3
-BLUE, ORANGE = (33, 102, 172), (230, 97, 1)  # told apart in all common kinds of colour blindness
 
 
 def heat_table(m: Matrix) -> Table:
@@ -37,19 +34,14 @@ def heat_table(m: Matrix) -> Table:
     for j in range(m.values.shape[1]):
         label = Text(_cut(m.columns[j], CELL - 1) + " ") if m.columns else ""
         table.add_column(label, justify="right", no_wrap=True, overflow="crop")
-    finite = np.abs(m.values[np.isfinite(m.values)])
-    largest = float(finite.max(initial=0.0)) or 1.0
-    for i, row in enumerate(m.values):
+    for i, row in enumerate(heat(m)):
         cells = [Text(_cut(m.rows[i], CELL) + " ")] if m.rows else []
-        for value, hidden in zip(row, m.hidden[i], strict=True):
-            if hidden:
+        for cell in row:
+            if cell is None:
                 cells.append(Text(f"{'.':>{CELL - 1}} ", "dim"))
-                continue
-            strength = min(1.0, abs(float(value)) / largest) if np.isfinite(value) else 0.0
-            red, green, blue = (round(255 + (c - 255) * strength) for c in (ORANGE if value > 0 else BLUE))
-            ink = "white" if strength > 0.7 else "black"
-            style = Style(color=ink, bgcolor=f"rgb({red},{green},{blue})")
-            cells.append(Text(f"{number(float(value)):>{CELL - 1}} ", style))
+            else:
+                style = Style(color="white" if cell.dark else "black", bgcolor=cell.colour)
+                cells.append(Text(f"{cell.text:>{CELL - 1}} ", style))
         table.add_row(*cells)
     return table
 
@@ -92,10 +84,7 @@ def render(trace: Trace, console: Console | None = None, *, head: int = 0, batch
     console.print(trace.summary(), highlight=False)
     several = trace.operands.heads > 1 or len(trace.operands.q.shape) > 3
     where = ", ".join([f"head {head}"] + ([f"batch {batch}"] if len(trace.operands.q.shape) > 3 else []))
-    for stage, title in STAGES.items():
-        names = [n for n in shown(trace) if trace.rules[n].stage == stage]
-        if not names:
-            continue
+    for title, names in by_stage(trace):
         console.print()
         fits = several and len(title) + len(where) + 5 <= width
         console.rule(f"[bold]{title}[/bold]" + (f" [dim]({where})[/dim]" if fits else ""), align="left")
@@ -161,46 +150,6 @@ def _escape(text: str) -> str:
     from rich.markup import escape
 
     return escape(text)
-
-
-def summary_table(trace: Trace, names: Sequence[str], head: int = 0) -> Table:
-    """Name, formula, shape and one entry of each step."""
-    table = plain_table("", "is", "shape", "one entry", wraps="is")
-    stage = ""
-    for name in names:
-        rule, array = trace.rules[name], trace[name].value
-        if rule.stage != stage:
-            stage = rule.stage
-            table.add_row(f"[dim]{stage}[/dim]")
-        m = matrix(trace, name, head, 0, array.shape[-1] + array.shape[-2], 1)
-        shape = " x ".join(map(str, array.shape))
-        table.add_row(f"[bold]{name}[/bold]", rule.formula, shape, f"{m.values[-1, 0]: .4f}")
-    return table
-
-
-WORKED = ("Q", "K", "V", "Z", "S", "L", "A", "O", "dO", "dV", "dA", "delta", "dS", "dQ", "dK")
-
-
-def worked_example(console: Console, seed: int = 0) -> None:
-    """Print one forward and backward pass of a layer: d_model 128, 4 heads, batch 32, 10 tokens, causal."""
-    from attngrad.layers import MultiHeadAttention
-
-    rng = np.random.default_rng(seed)
-    layer = MultiHeadAttention(128, 4, dtype=np.float64, rng=seed)
-    x, dy = rng.standard_normal((2, 32, 10, 128))
-    trace = layer.trace(x, dy, causal=True)
-    console.rule("[bold]A worked backward pass[/bold]", align="left")
-    console.print("One causal layer: d_model 128, 4 heads, batch 32, 10 tokens; float64.\n")
-    console.print(summary_table(trace, WORKED))
-    for name, title in (
-        ("A", "A, batch 0, head 0: rows sum to 1"),
-        ("dS", "dS = A o (dA - delta), the one matrix behind dQ and dK: rows sum to 0"),
-    ):
-        console.print(f"\n{title}", highlight=False, style="italic")
-        console.print(heat_table(matrix(trace, name, 0, 0, 10, min(10, console.width // CELL))))
-    console.print()
-    invariant_lines(console, trace)
-    console.print("\nEvery matrix of a small one: attngrad explain. As a page: attngrad explain --format html --open\n")
 
 
 def plain_table(*columns: str, wraps: str | None = None) -> Table:

@@ -12,7 +12,7 @@ import numpy as np
 
 from attngrad import reference
 from attngrad.core.arrays import NDArray, kind_of
-from attngrad.core.checks import check_integer, fail
+from attngrad.core.checks import fail
 from attngrad.core.options import (
     Operands,
     OptionArguments,
@@ -24,9 +24,11 @@ from attngrad.core.options import (
     refuse_lse,
 )
 from attngrad.explain import invariants
+from attngrad.explain.entries import Explanation
 from attngrad.explain.invariants import Invariant
-from attngrad.explain.rules import KEY_SIDE, RULES, Rule, is_flat, resolve
-from attngrad.explain.terms import Cells, Explanation, expand
+from attngrad.explain.places import Place, locate
+from attngrad.explain.rules import RULES, Rule, resolve
+from attngrad.explain.terms import Cells, expand
 from attngrad.reference.dense import fill_zeros, visibility, zeros_if_none
 
 if TYPE_CHECKING:
@@ -169,7 +171,7 @@ class Trace(Mapping[str, Step]):
     # --- one entry ---------------------------------------------------------------------------------------------------
 
     def explain(
-        self, name: str, row: int, column: int | None = None, *, head: int = 0, batch: int | tuple[int, ...] = 0
+        self, name: str, row: int, column: int | None = None, *, head: int = 0, batch: Place = 0
     ) -> Explanation:
         """The sum behind one entry, term by term.
 
@@ -182,14 +184,14 @@ class Trace(Mapping[str, Step]):
           + A[0,0] * V[0,1]     0.7311 *    0.0000  =   0.000000
           + A[0,1] * V[1,1]     0.2689 *    2.0000  =   0.537883
         """
-        env, value = self._locate("trace.explain", name, row, column, head, batch)
+        env, index = locate("trace.explain", self, name, row, column, head, batch)
         cap = reference.SoftCap(self.options.softcap)
         functions = {
             text: lambda z, f=f: float(f(np.float64(z)))
             for text, f in (("cap", cap.value), ("cap'", cap.first), ("cap''", cap.second))
         }
-        cells = Cells(self._values(), self.visible, functions, self.group)
-        return expand(cells, self.rules[name], env, value, self.options.scale)
+        cells = Cells({n: step.value for n, step in self.items()}, self.visible, functions, self.group)
+        return expand(cells, self.rules[name], env, float(self[name][index]), self.options.scale)
 
     def finite_difference(
         self,
@@ -198,7 +200,7 @@ class Trace(Mapping[str, Step]):
         column: int | None = None,
         *,
         head: int = 0,
-        batch: int | tuple[int, ...] = 0,
+        batch: Place = 0,
         step: float = 1e-5,
     ) -> float:
         """One entry of a derivative by central differences, (f(x + step) - f(x - step)) / (2 step).
@@ -213,59 +215,8 @@ class Trace(Mapping[str, Step]):
         """
         from attngrad.explain.differences import difference
 
-        env, _ = self._locate("trace.finite_difference", name, row, column, head, batch)
-        return difference(self, name, self._index(name, env), step)
-
-    def _values(self) -> dict[str, NDArray]:
-        return {name: step.value for name, step in self._steps.items()}
-
-    def _index(self, name: str, env: Mapping[str, int]) -> tuple[int, ...]:
-        """The index into the array of a step."""
-        rule, shape = self.rules[name], self._steps[name].shape
-        if rule.letters == "h":
-            return (env["h"],)
-        head = env["h"] // (self.group if name in KEY_SIDE else 1)
-        leading = tuple(int(n) for n in np.unravel_index(env["b"], self.operands.q.shape[:-3] or (1,)))
-        full = (*leading, *(() if is_flat(name) else (head,)), *(env[c] for c in rule.letters))
-        index = full[len(full) - len(shape) :]
-        return tuple(0 if n == 1 else a for a, n in zip(index, shape, strict=True))
-
-    def _locate(
-        self, function: str, name: str, row: int, column: int | None, head: int, batch: int | tuple[int, ...]
-    ) -> tuple[dict[str, int], float]:
-        """The letters of an entry, checked, and its value."""
-        if name not in self._steps:
-            raise KeyError(self._unknown(name))
-        rule, x = self.rules[name], self._steps[name]
-        shape = (*(1,) * (len(rule.letters) - x.ndim), *x.shape)  # a bias may have fewer axes
-        extents = [int(n) for n in shape[-len(rule.letters) :]]
-        given: list[tuple[str, Any]] = [("row", row)]
-        if len(rule.letters) == 2:
-            if column is None:
-                fail(TypeError, function, "column", f"be given, for {name} is a matrix", "None")
-            given.append(("column", column))
-        elif column is not None:
-            fail(TypeError, function, "column", f"be None, for {name} has one number a row", column)
-        env = {"b": self._batch(function, batch), "h": 0}
-        for letter, n, (argument, at) in zip(rule.letters, extents, given, strict=True):
-            env[letter] = _wrap(function, argument, at, n)
-        if rule.letters != "h" and not is_flat(name):
-            heads = self.operands.heads // (self.group if name in KEY_SIDE else 1)
-            own = _wrap(function, "head", head, heads)
-            env["h"] = own * (self.group if name in KEY_SIDE else 1)
-            if rule.letters[-1] in "de":
-                env["n"] = own * extents[-1] + env[rule.letters[-1]]
-                env["p"] = (env[rule.letters[-1]] + extents[-1] // 2) % extents[-1]
-        return env, float(x[self._index(name, env)])
-
-    def _batch(self, function: str, batch: int | tuple[int, ...]) -> int:
-        shape = self.operands.q.shape[:-3]
-        if isinstance(batch, tuple):
-            if len(batch) != len(shape):
-                fail(ValueError, function, "batch", f"have {len(shape)} indices, one a leading axis", batch)
-            places = tuple(_wrap(function, "batch", b, n) for b, n in zip(batch, shape, strict=True))
-            return int(np.ravel_multi_index(places, shape)) if shape else 0
-        return _wrap(function, "batch", batch, math.prod(shape))
+        _, index = locate("trace.finite_difference", self, name, row, column, head, batch)
+        return difference(self, name, index, step)
 
     # --- renderings --------------------------------------------------------------------------------------------------
 
@@ -314,14 +265,6 @@ class Trace(Mapping[str, Step]):
 
 def _count(n: int, one: str, many: str = "") -> str:
     return f"{n} {one}" if n == 1 else f"{n} {many or one + 's'}"
-
-
-def _wrap(function: str, argument: str, value: object, n: int) -> int:
-    """An index into n, negative ones from the end."""
-    at = check_integer(function, argument, value)
-    if not -n <= at < n:
-        fail(ValueError, function, argument, f"be in [{-n}, {n})", at)
-    return at % n
 
 
 # --- making one ------------------------------------------------------------------------------------------------------
