@@ -11,27 +11,23 @@ from attngrad.auditor.mistakes._entry import Base, Variant, need, way
 from attngrad.auditor.pipeline import Override, Pipeline
 
 
-def _grouped(p: Pipeline, name: str) -> Any:
-    """dk or dv of the query heads, (B, Hk, group, S, ...)."""
-    need(p.group > 1)
-    x = getattr(p, f"{name}_heads")
-    return x.reshape(x.shape[0], -1, p.group, *x.shape[2:])
+def _each(step: Callable[[Pipeline, Any], Any]) -> tuple[Variant, ...]:
+    """dK and dV made by ``step`` from those of the query heads, (B, Hq, S, ...)."""
 
-
-def _each(step: Callable[[Pipeline, str], Any]) -> tuple[Variant, ...]:
     def made(name: str) -> Override:
-        return lambda p, base: step(p, name)
+        def gradient(p: Pipeline, base: Base) -> Any:
+            need(p.group > 1)
+            return step(p, getattr(p, f"{name}_heads"))
 
-    return (
-        way("in dK and dV", dk_made=made("dk"), dv_made=made("dv")),
-        way("in dK", dk_made=made("dk")),
-        way("in dV", dv_made=made("dv")),
-    )
+        return gradient
+
+    dk, dv = made("dk"), made("dv")
+    return way("in dK and dV", dk_made=dk, dv_made=dv), way("in dK", dk_made=dk), way("in dV", dv_made=dv)
 
 
-def _unsummed(p: Pipeline, name: str) -> Any:
-    need(p.group > 1)
-    return getattr(p, f"{name}_heads")
+def _grouped(p: Pipeline, x: Any) -> Any:
+    """(B, Hk, group, S, ...)."""
+    return x.reshape(x.shape[0], -1, p.group, *x.shape[2:])
 
 
 def _tiled(x: Any, p: Pipeline) -> Any:
@@ -39,13 +35,9 @@ def _tiled(x: Any, p: Pipeline) -> Any:
     return np.tile(x, (1, p.group, 1, 1))
 
 
-def _by_modulo(name: str) -> Override:
-    def gradient(p: Pipeline, base: Base) -> Any:
-        need(p.group > 1)
-        x = getattr(p, f"{name}_heads")
-        return x.reshape(x.shape[0], p.group, -1, *x.shape[2:]).sum(axis=1)
-
-    return gradient
+_READ: dict[str, Override] = {"k_heads": lambda p, base: _tiled(p.k, p), "v_heads": lambda p, base: _tiled(p.v, p)}
+_SUMMED = _each(lambda p, x: x.reshape(x.shape[0], p.group, -1, *x.shape[2:]).sum(axis=1))[0].steps
+"""By h % Hk: how query heads read K and V, and how their gradients are summed."""
 
 
 def _plain_split(x: Any, heads: int) -> Any:
@@ -73,27 +65,17 @@ def _is(function: Any) -> Override:
 
 
 VARIANTS = {
-    "group-not-summed": _each(_unsummed),
+    "group-not-summed": _each(lambda p, x: x),
     "group-one-head-only": tuple(
         Variant(variant.steps, f"{which}, {variant.note}")
         for index, which in ((-1, "the last"), (0, "the first"))
-        for variant in _each(lambda p, name, index=index: _grouped(p, name)[:, :, index])  # type: ignore[misc]
+        for variant in _each(lambda p, x, index=index: _grouped(p, x)[:, :, index])  # type: ignore[misc]
     ),
-    "group-averaged": _each(lambda p, name: _grouped(p, name).sum(axis=2) / p.c(p.group)),
+    "group-averaged": _each(lambda p, x: _grouped(p, x).sum(axis=2) / p.c(p.group)),
     "group-interleaved": (
-        way(
-            "in both passes",
-            k_heads=lambda p, base: _tiled(p.k, p),
-            v_heads=lambda p, base: _tiled(p.v, p),
-            dk_made=_by_modulo("dk"),
-            dv_made=_by_modulo("dv"),
-        ),
-        way(
-            "in reading K and V",
-            k_heads=lambda p, base: _tiled(p.k, p),
-            v_heads=lambda p, base: _tiled(p.v, p),
-        ),
-        way("in summing dK and dV", dk_made=_by_modulo("dk"), dv_made=_by_modulo("dv")),
+        way("in both passes", **_READ, **_SUMMED),
+        way("in reading K and V", **_READ),
+        way("in summing dK and dV", **_SUMMED),
     ),
     "heads-split-without-transpose": (
         way("in both passes", split=_is(_plain_split), merge_back=_is(_plain_merge)),

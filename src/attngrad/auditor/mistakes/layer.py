@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -43,25 +44,21 @@ def _updated(p: Pipeline, base: Base) -> Any:
     return gradient
 
 
-def _unsummed(x: Any, dx: Any) -> Any:
-    return per_token(transpose(x), dx)
+def _dw(note: str, gradient: Callable[[Pipeline, Any, Any], Any]) -> Variant:
+    """dW of x and dx made by ``gradient``."""
+    return way(note, weight_gradient=lambda p, base: lambda x, dx: gradient(p, x, dx))
 
 
-def _dropped(*names: str) -> dict[str, Any]:
-    def zero(p: Pipeline, base: Base) -> Any:
-        return base() * p.c(0.0)
+def _untransposed(p: Pipeline, base: Base) -> Any:
+    return lambda dx, w, dw: per_token(dx, _square(w))
 
-    return dict.fromkeys(names, zero)
+
+def _zero(p: Pipeline, base: Base) -> Any:
+    return base() * p.c(0.0)
 
 
 def _without(names: tuple[str, ...]) -> Override:
-    def dx(p: Pipeline, base: Base) -> Any:
-        total = base()
-        for name in names:
-            total = total - getattr(p, name)
-        return total
-
-    return dx
+    return lambda p, base: reduce(lambda total, name: total - getattr(p, name), names, base())
 
 
 def _square(w: Any) -> Any:
@@ -81,37 +78,30 @@ def _plain_output(p: Pipeline, base: Base) -> Any:
 VARIANTS = {
     "weights-updated-first": (Variant({"input_gradient": _updated}, fit=_learning_rate),),
     "batch-not-summed": (
-        way("one dW a sequence", weight_gradient=lambda p, base: _unsummed),
-        way("the first sequence only", weight_gradient=lambda p, base: lambda x, dx: outer(x[:1], dx[:1])),
-        way("the last sequence only", weight_gradient=lambda p, base: lambda x, dx: outer(x[-1:], dx[-1:])),
+        _dw("one dW a sequence", lambda p, x, dx: per_token(transpose(x), dx)),
+        _dw("the first sequence only", lambda p, x, dx: outer(x[:1], dx[:1])),
+        _dw("the last sequence only", lambda p, x, dx: outer(x[-1:], dx[-1:])),
     ),
     "batch-averaged": (
-        way("over sequences", weight_gradient=lambda p, base: lambda x, dx: outer(x, dx) / p.c(len(x))),
-        way(
-            "over sequences and tokens",
-            weight_gradient=lambda p, base: lambda x, dx: outer(x, dx) / p.c(x.shape[0] * x.shape[1]),
-        ),
-        way("over tokens", weight_gradient=lambda p, base: lambda x, dx: outer(x, dx) / p.c(x.shape[1])),
+        _dw("over sequences", lambda p, x, dx: outer(x, dx) / p.c(len(x))),
+        _dw("over sequences and tokens", lambda p, x, dx: outer(x, dx) / p.c(x.shape[0] * x.shape[1])),
+        _dw("over tokens", lambda p, x, dx: outer(x, dx) / p.c(x.shape[1])),
     ),
     "w-not-transposed": (
-        way("W_q, W_k and W_v", input_gradient=lambda p, base: lambda dx, w, dw: per_token(dx, _square(w))),
+        way("W_q, W_k and W_v", input_gradient=_untransposed),
         way("W_o", dmerged=_dmerged),
-        way(
-            "all four",
-            input_gradient=lambda p, base: lambda dx, w, dw: per_token(dx, _square(w)),
-            dmerged=_dmerged,
-        ),
+        way("all four", input_gradient=_untransposed, dmerged=_dmerged),
         *(
             way(w, **{name: lambda p, base, flat=flat, w=w: per_token(getattr(p, flat), _square(getattr(p, w)))})
             for name, (flat, w, _) in _PARTS.items()
         ),
     ),
-    "dw-transposed": only(weight_gradient=lambda p, base: lambda x, dx: transpose(outer(x, dx))),
+    "dw-transposed": (_dw("", lambda p, x, dx: transpose(outer(x, dx))),),
     "input-gradient-dropped": tuple(
         variant
         for names in (("dquery",), ("dkey",), ("dvalue",), ("dkey", "dvalue"), ("dquery", "dvalue"))
         for variant in (
-            Variant(_dropped(*names), f"{' and '.join(names)} zero"),
+            way(f"{' and '.join(names)} zero", **dict.fromkeys(names, _zero)),
             way(f"dx without {' and '.join(names)}", dx=_without(names)),
         )
     ),

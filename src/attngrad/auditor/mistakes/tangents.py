@@ -10,16 +10,8 @@ from attngrad.reference import SoftCap
 from attngrad.reference.dense import drop, matmul, per_key_head, per_query_head, transpose, zero_hidden
 
 
-def _z_from_q(p: Pipeline, base: Base) -> Any:
-    return p.c(p.scale_value) * matmul(p.q_dot, transpose(p.k_heads))
-
-
 def _z_from_k(p: Pipeline, base: Base) -> Any:
     return p.c(p.scale_value) * matmul(p.q, transpose(per_query_head(p.k_dot, p.group)))
-
-
-def _out_from_weights(p: Pipeline, base: Base) -> Any:
-    return matmul(drop(p.weights_dot, p.keep), p.v_heads)
 
 
 def _out_from_values(p: Pipeline, base: Base) -> Any:
@@ -45,9 +37,9 @@ def _dk_first(p: Pipeline, base: Base) -> Any:
 VARIANTS = {
     "tangent-row-term-missing": only(weights_dot=lambda p, base: p.weights * p.scores_dot),
     "tangent-term-missing": (
-        way("Q K_dot^T", z_dot=_z_from_q),
+        way("Q K_dot^T", z_dot=lambda p, base: p.c(p.scale_value) * matmul(p.q_dot, transpose(p.k_heads))),
         way("Q_dot K^T", z_dot=_z_from_k),
-        way("A V_dot", out_dot=_out_from_weights),
+        way("A V_dot", out_dot=lambda p, base: matmul(drop(p.weights_dot, p.keep), p.v_heads)),
         way("A_dot V", out_dot=_out_from_values),
     ),
     "tangent-scale-missing": only(z_dot=lambda p, base: base() / p.c(p.scale_value)),

@@ -8,52 +8,49 @@ import numpy as np
 
 from attngrad.auditor.mistakes._entry import Base, Variant, Wild, need, way
 from attngrad.auditor.pipeline import Override, Pipeline
-from attngrad.reference.dense import matmul, rowsum, transpose, zero_hidden
+from attngrad.reference.dense import drop, matmul, rowsum, transpose, zero_hidden
 
 TILES = (2, 3, 4, 8, 16, 32, 64, 128)
 
 
-def _starts(length: int, tile: int) -> range:
-    return range(0, length, tile)
+def _overwritten(tile: int, first: bool = False) -> dict[str, Override]:
+    """The gradients by the last tile alone (or the first) of the keys, for dQ, or of the queries, for dK and dV."""
 
+    def last(length: int) -> slice:
+        need(length > tile)
+        return slice(tile) if first else slice((length - 1) // tile * tile, length)
 
-def _last(length: int, tile: int) -> slice:
-    """The last tile."""
-    need(length > tile)
-    return slice((length - 1) // tile * tile, length)
-
-
-def _overwritten_dq(tile: int, which: int = -1) -> Override:
     def dq(p: Pipeline, base: Base) -> Any:
-        keys = _last(p.k.shape[-2], tile) if which else slice(0, tile)
-        need(p.k.shape[-2] > tile)
+        keys = last(p.k.shape[-2])
         return p.c(p.scale_dq) * matmul(p.dz[..., keys], p.k_heads[..., keys, :])
 
-    return dq
-
-
-def _overwritten_dk(tile: int) -> Override:
     def dk(p: Pipeline, base: Base) -> Any:
-        rows = _last(p.q.shape[-2], tile)
+        rows = last(p.q.shape[-2])
         return p.c(p.scale_dk) * matmul(transpose(p.dz[..., rows, :]), p.q[..., rows, :])
 
-    return dk
-
-
-def _overwritten_dv(tile: int) -> Override:
     def dv(p: Pipeline, base: Base) -> Any:
-        rows = _last(p.q.shape[-2], tile)
-        kept = p.weights_back if p.keep_back is None else p.weights_back * p.keep_back
-        return matmul(transpose(kept[..., rows, :]), p.dout[..., rows, :])
+        rows = last(p.q.shape[-2])
+        return matmul(transpose(drop(p.weights_back, p.keep_back)[..., rows, :]), p.dout[..., rows, :])
 
-    return dv
+    return {"dq_made": dq, "dk_heads": dk, "dv_heads": dv}
+
+
+def _overwritten_variants(tile: int) -> tuple[Variant, ...]:
+    last, first = _overwritten(tile), _overwritten(tile, first=True)
+    return (
+        way(f"dQ, tiles of {tile} keys", dq_made=last["dq_made"]),
+        way(f"dQ, the first of tiles of {tile} keys", dq_made=first["dq_made"]),
+        way(f"dK, tiles of {tile} queries", dk_heads=last["dk_heads"]),
+        way(f"dV, tiles of {tile} queries", dv_heads=last["dv_heads"]),
+        way(f"dK and dV, tiles of {tile} queries", dk_heads=last["dk_heads"], dv_heads=last["dv_heads"]),
+    )
 
 
 def _chunks(p: Pipeline, size: int | None, parts: int | None) -> list[slice]:
     keys = p.k.shape[-2]
     step = size if size is not None else -(-keys // (parts or 1))
     need(keys > step)
-    return [slice(start, min(start + step, keys)) for start in _starts(keys, step)]
+    return [slice(start, min(start + step, keys)) for start in range(0, keys, step)]
 
 
 def _delta_by_chunk(size: int | None, parts: int | None, local: bool) -> Override:
@@ -97,16 +94,14 @@ def _delta_variants() -> tuple[Variant, ...]:
     return tuple(found)
 
 
-def _tail(name: str, axis: int, tile: int, fill: float) -> Override:
+def _tail(tile: int, fill: float) -> Override:
     """The rows of the last, partial tile: zero, or whatever stood in memory."""
 
     def step(p: Pipeline, base: Base) -> Any:
         x = np.array(base())
-        length = x.shape[axis]
+        length = x.shape[-2]
         need(length % tile)
-        rows = [slice(None)] * x.ndim
-        rows[axis] = slice(length // tile * tile, None)
-        x[tuple(rows)] = fill
+        x[..., length // tile * tile :, :] = fill
         return x
 
     return step
@@ -133,13 +128,13 @@ def _query_tail_dropped(tile: int) -> Override:
 
 
 _PLACES = {
-    "out": (("out", -2),),
-    "dQ": (("dq", -2),),
-    "out and dQ": (("out", -2), ("dq", -2)),
-    "dK and dV": (("dk", -2), ("dv", -2)),
-    "dK": (("dk", -2),),
-    "dV": (("dv", -2),),
-    "dQ, dK and dV": (("dq", -2), ("dk", -2), ("dv", -2)),
+    "out": ("out",),
+    "dQ": ("dq",),
+    "out and dQ": ("out", "dq"),
+    "dK and dV": ("dk", "dv"),
+    "dK": ("dk",),
+    "dV": ("dv",),
+    "dQ, dK and dV": ("dq", "dk", "dv"),
 }
 
 
@@ -147,9 +142,7 @@ def _tails(fill: float) -> list[Variant]:
     wild = fill != 0.0
     how = "stale" if wild else "zero"
     return [
-        Variant(
-            {name: _tail(name, axis, tile, fill) for name, axis in places}, f"{where}, {how}, tiles of {tile}", wild
-        )
+        Variant(dict.fromkeys(places, _tail(tile, fill)), f"{where}, {how}, tiles of {tile}", wild)
         for tile in TILES
         for where, places in _PLACES.items()
         if not (wild and "out" in where)  # the backward reads out: stale values there would leave everything open
@@ -164,20 +157,6 @@ VARIANTS = {
         *(way(f"queries dropped in the backward, tiles of {tile}", dout=_query_tail_dropped(tile)) for tile in TILES),
         *_tails(Wild),
     ),
-    "overwritten-not-accumulated": tuple(
-        variant
-        for tile in (1, *TILES)
-        for variant in (
-            way(f"dQ, tiles of {tile} keys", dq_made=_overwritten_dq(tile)),
-            way(f"dQ, the first of tiles of {tile} keys", dq_made=_overwritten_dq(tile, 0)),
-            way(f"dK, tiles of {tile} queries", dk_heads=_overwritten_dk(tile)),
-            way(f"dV, tiles of {tile} queries", dv_heads=_overwritten_dv(tile)),
-            way(
-                f"dK and dV, tiles of {tile} queries",
-                dk_heads=_overwritten_dk(tile),
-                dv_heads=_overwritten_dv(tile),
-            ),
-        )
-    ),
+    "overwritten-not-accumulated": tuple(v for tile in (1, *TILES) for v in _overwritten_variants(tile)),
     "low-precision": (),
 }
