@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from attngrad.auditor.candidate import Caller
+from attngrad.auditor.arguments import Caller
 from attngrad.auditor.cases import Case, Dims
 from attngrad.core.arrays import NDArray
 

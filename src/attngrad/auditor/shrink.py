@@ -11,7 +11,6 @@ import numpy as np
 from attngrad.auditor.budget import Budget
 from attngrad.auditor.cases import Case, Dims
 from attngrad.core.arrays import NDArray
-from attngrad.core.options import OPTION_NAMES
 
 _AXES = {
     "q": ("b", "hq", "t", "d"),
@@ -113,38 +112,3 @@ def shrink(case: Case, fails: Callable[[Case], bool], budget: Budget) -> Case:
         if fails(candidate):
             return candidate
     return case
-
-
-def _literal(x: NDArray) -> str:
-    dtype = str(x.dtype)
-    if x.dtype == np.bool_:
-        return f"np.array({x.tolist()})"
-    if x.dtype.kind in "iu":
-        return f"np.array({x.tolist()})"
-    values = x.astype(np.float64)
-    listed = np.array2string(values, separator=", ", threshold=10**6, floatmode="unique", max_line_width=110)
-    listed = listed.replace("inf", "np.inf").replace("nan", "np.nan")
-    name = "ml_dtypes.bfloat16" if dtype == "bfloat16" else f"np.{dtype}"
-    return f"np.array({listed}, dtype={name})"
-
-
-def as_code(case: Case, wanted: tuple[str, ...], call: str, option_names: tuple[str, ...], comment: str) -> str:
-    """A script that makes the case and calls the candidate."""
-    lines = ["import numpy as np"]
-    if any(str(x.dtype) == "bfloat16" for x in case.arrays.values()):
-        lines.append("import ml_dtypes")
-    lines += [f"# {line}" for line in comment.splitlines()]
-    lines += [f"{name} = {_literal(case.arrays[name])}" for name in wanted if name in case.arrays]
-    passed = []
-    for name, value in case.options.items():
-        if name in OPTION_NAMES and name in option_names:
-            shown = value
-            text = _literal(shown) if isinstance(shown, np.ndarray) else repr(shown)
-            if isinstance(shown, tuple) and any(isinstance(x, np.ndarray) for x in shown):
-                text = f"({', '.join(_literal(x) for x in shown)})"
-            if isinstance(shown, np.ndarray):
-                lines.append(f"{name} = {text}")
-                text = name
-            passed.append(f"{name}={text}")
-    lines.append(call.format(options="".join(f", {p}" for p in passed)))
-    return "\n".join(lines) + "\n"
