@@ -8,19 +8,13 @@ import numpy as np
 
 from attngrad.auditor.candidate import run
 from attngrad.auditor.cases import Case
+from attngrad.auditor.dims import FEATURES
 from attngrad.auditor.observation import Observation
 from attngrad.auditor.pipeline import RESULTS
 from attngrad.auditor.report import Finding
 from attngrad.auditor.returned import Call
 from attngrad.auditor.targets import Target
 from attngrad.auditor.truth import Truth
-
-_LACKS = {
-    "gqa": "groups of query heads (gqa)",
-    "cross": "T != S (cross)",
-    "widths": "D != E (widths)",
-    "rectangular": "d_model other than heads times width (rectangular)",
-}
 
 
 class Session:
@@ -93,7 +87,7 @@ class Session:
                 if any(features >= known for known in lacking):
                     continue
                 lacking.append(features)
-                what = " with ".join(_LACKS[f] for f in sorted(features))
+                what = " with ".join(FEATURES[f] for f in sorted(features))
                 text = f"It does not support {what}: {call.error}"
                 self.say("unsupported", text, fault=False, name="+".join(sorted(features)))
                 continue

@@ -8,7 +8,8 @@ from typing import Any
 
 from attngrad.auditor import objects
 from attngrad.auditor.arguments import QKV, Caller, arrays_in, fresh, parameters_of, taken
-from attngrad.auditor.cases import Case, Dims
+from attngrad.auditor.cases import Case
+from attngrad.auditor.dims import INPUTS, Dims
 from attngrad.core.arrays import NDArray
 from attngrad.core.options import OPTION_NAMES
 
@@ -30,7 +31,7 @@ _BY_COUNT = {
     7: ("q", "k", "v", "dout", "q_dot", "k_dot", "v_dot"),
     8: ("q", "k", "v", "dout", "q_dot", "k_dot", "v_dot", "dout_dot"),
 }
-LAYER_ARGUMENTS = ("query", "key", "value", "w_q", "w_k", "w_v", "w_o", "dy", "num_heads")
+LAYER_ARGUMENTS = (*INPUTS["layer"], "num_heads")
 
 
 class BadCandidate(TypeError):  # noqa: N818

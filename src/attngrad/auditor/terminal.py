@@ -2,41 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
-from attngrad.auditor.report import AuditReport, Stage, symbol
+from attngrad.auditor.report import AuditReport, short, symbol
 from attngrad.explain.marks import mark
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 _COLOUR = {"right": "bold green", "wrong": "bold red", "not audited": "bold yellow"}
-
-
-def _number(x: float) -> str:
-    if not math.isfinite(x):
-        return "-"
-    return "0" if x == 0 else f"{x:.1e}"
-
-
-def _facts(report: AuditReport) -> list[str]:
-    s = report.settings
-    facts = [report.candidate, str(s["level"]), str(s["dtype"]), f"{s.get('cases', 0)} cases"]
-    return facts + ([f"options {s['options']}"] if s.get("options") else [])
-
-
-def what(stage: Stage) -> str:
-    """What is wrong with a result, in a few words."""
-    if stage.ok:
-        return ""
-    if stage.status == "shape":
-        return stage.detail
-    at = "" if stage.where is None else f" at {list(stage.where)}"
-    if stage.status == "nan":
-        return f"{stage.got}{at}, should be {stage.expected:.6g}" if stage.expected is not None else "not finite"
-    values = "" if stage.got is None else f": {stage.got:.6g}, should be {stage.expected:.6g}"
-    return f"{stage.detail or 'worst'}{at}{values}"
 
 
 def render(report: AuditReport, console: Console, *, width: int | None = None) -> None:
@@ -47,7 +21,7 @@ def render(report: AuditReport, console: Console, *, width: int | None = None) -
     head, _, rest = report.verdict.partition(":")
     console.print(Text.assemble((head, _COLOUR[report.status]), f":{rest}"))
     if report.settings:
-        facts = " · ".join(_facts(report))
+        facts = " · ".join(report.facts())
         console.print(Text(facts.replace("·", "|") if console.options.ascii_only else facts, style="dim"))
     if report.stages:
         console.print()
@@ -62,10 +36,10 @@ def render(report: AuditReport, console: Console, *, width: int | None = None) -
             table.add_row(
                 mark(console, stage.ok),
                 Text(f"{symbol(stage.name)} ({stage.name})", "" if stage.ok else "bold"),
-                _number(stage.error),
-                _number(stage.allowed),
+                short(stage.error),
+                short(stage.allowed),
                 counted,
-                Text.assemble(first, what(stage)),
+                Text.assemble(first, stage.what),
             )
         console.print(table)
     _mistakes(report, console)

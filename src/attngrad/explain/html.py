@@ -6,20 +6,17 @@ are in it, by their hashes, and nothing else. What users name (tokens, the title
 
 from __future__ import annotations
 
-import base64
 import dataclasses
-import hashlib
 import html
 import json
 import math
-from functools import lru_cache
-from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from attngrad.core.arrays import NDArray
 from attngrad.explain.rules import RULES
+from attngrad.explain.template import fill, policy, text
 from attngrad.explain.windows import check_place
 from attngrad.reference.dense import visibility
 
@@ -27,6 +24,7 @@ if TYPE_CHECKING:
     from attngrad.explain.trace import Trace
 
 
+_HERE = "attngrad.explain"
 SCRIPTS = ("model", "mistakes", "checks", "entries", "words", "view", "panel", "app")
 WHOLE, WINDOW = 12, 8
 """Matrices of up to WHOLE rows and columns are shown whole; of larger ones, a window of WINDOW."""
@@ -37,41 +35,27 @@ SOFTCAP = 1.5
 _STEPS = ("Q", "K", "V", "Z", "S", "L", "A", "O", "dO", "dV", "dA", "delta", "dS", "dZ", "dQ", "dK")
 
 
-@lru_cache
-def _file(name: str) -> str:
-    return (resources.files("attngrad.explain") / "page" / name).read_text(encoding="utf-8")
-
-
-def _hash(text: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-
-
 def page(trace: Trace, *, head: int = 0, batch: int = 0, title: str = "") -> str:
     """The page of one batch entry."""
     check_place("trace.to_html", trace, head, batch)
-    style = "\n" + _file("style.css")
-    script = '\n"use strict";\n(() => {\n' + "\n".join(_file(f"{name}.js") for name in SCRIPTS) + "\n})();\n"
-    policy = (
-        f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; "
-        "base-uri 'none'; form-action 'none'"
-    )
+    style = "\n" + text(_HERE, "style.css")
+    body = "\n".join(text(_HERE, f"{name}.js") for name in SCRIPTS)
+    script = f'\n"use strict";\n(() => {{\n{body}\n}})();\n'
     parts = {
-        "CSP": policy,
+        "CSP": policy(style, script),
         "TITLE": html.escape(title or "Attention, forward and backward"),
         "SUMMARY": html.escape(trace.summary(switches=False)),
         "STYLE": style,
         "DATA": _embed(data(trace, head, batch)),
         "SCRIPT": script,
     }
-    pieces = _file("page.html").split("@")
-    # the template is text and names in turn: @CSP@ and the like
-    return "".join(parts[piece] if n % 2 else piece for n, piece in enumerate(pieces))
+    return fill(text(_HERE, "page.html"), parts)
 
 
 def _embed(value: object) -> str:
     """JSON that no label can end: < and the line separators are written as escapes."""
-    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    found = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    return found.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def data(trace: Trace, head: int, batch: int) -> dict[str, Any]:
