@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
@@ -25,6 +26,11 @@ def _finite(_: click.Context, __: click.Parameter, value: float) -> float:
     return value
 
 
+def _amount(flag: str, least: float, default: float, words: str) -> Callable[[Any], Any]:
+    kind = click.FloatRange(least, 1e6)
+    return click.option(flag, type=kind, callback=_finite, default=default, show_default=True, help=words)
+
+
 @click.command(name="audit")
 @click.argument("target", required=False, metavar="FILE.py:FUNCTION")
 @click.option(
@@ -38,22 +44,8 @@ def _finite(_: click.Context, __: click.Parameter, value: float) -> float:
 @click.option("--framework", type=click.Choice(["numpy", "torch", "jax"]), default="numpy", show_default=True,
               help="torch and jax: a differentiable fn(q, k, v), its gradients by autograd.")  # fmt: skip
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Seed of the values.")
-@click.option(
-    "--time-limit",
-    type=click.FloatRange(0.01, 1e6),
-    callback=_finite,
-    default=10.0,
-    show_default=True,
-    help="Seconds for one call.",
-)
-@click.option(
-    "--memory",
-    type=click.FloatRange(0.1, 1e6),
-    callback=_finite,
-    default=4.0,
-    show_default=True,
-    help="Gigabytes it may take.",
-)
+@_amount("--time-limit", 0.01, 10.0, "Seconds for one call.")
+@_amount("--memory", 0.1, 4.0, "Gigabytes it may take.")
 @click.option("--html", "html_file", type=click.Path(dir_okay=False, writable=True), help="Write the report here.")
 @click.option(
     "--json", "json_file", type=click.Path(dir_okay=False, writable=True), help="Write the report here; - prints."

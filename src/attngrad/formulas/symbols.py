@@ -13,53 +13,45 @@ Dims = tuple[str, ...]
 ONE = "1"
 SCALAR: Dims = (ONE, ONE)
 
-_N_M, _N_K, _M_K, _M_V, _N_V = ("n", "m"), ("n", "d_k"), ("m", "d_k"), ("m", "d_v"), ("n", "d_v")
+_N_M, _N_K, _M_K, _M_V, _N_V, _N_1 = ("n", "m"), ("n", "d_k"), ("m", "d_k"), ("m", "d_v"), ("n", "d_v"), ("n", ONE)
 
-SHAPES: dict[str, Dims] = {
-    "Q": _N_K,
-    "K": _M_K,
-    "V": _M_V,
-    "Z": _N_M,
-    "S": _N_M,
-    "A": _N_M,
-    "M": _N_M,
-    "O": _N_V,
-    "L": ("n", ONE),
-    "delta": ("n", ONE),
-    "dO": _N_V,
-    "dA": _N_M,
-    "dS": _N_M,
-    "dZ": _N_M,
-    "dQ": _N_K,
-    "dK": _M_K,
-    "dV": _M_V,
-    "Q_dot": _N_K,
-    "K_dot": _M_K,
-    "V_dot": _M_V,
-    "S_dot": _N_M,
-    "A_dot": _N_M,
-    "O_dot": _N_V,
-    "L_dot": ("n", ONE),
-    "J": ("n", "m", "m"),
-    "p": ("n", "m", ONE),
-    "scale": SCALAR,
-    "d_k": SCALAR,
-    "d_v": SCALAR,
-    "n": SCALAR,
-    "m": SCALAR,
-}
 
-LAYER: dict[str, Dims] = {
-    "X": ("n", "d_model"),
-    "W_Q": ("d_model", "d_k"),
-    "W_K": ("d_model", "d_k"),
-    "W_V": ("d_model", "d_v"),
-    "dX": ("n", "d_model"),
-    "dW_Q": ("d_model", "d_k"),
-    "dW_K": ("d_model", "d_k"),
-    "dW_V": ("d_model", "d_v"),
-    "d_model": SCALAR,
-}
+def _named(*rows: tuple[str, Dims]) -> dict[str, Dims]:
+    return {name: dims for names, dims in rows for name in names.split()}
+
+
+SHAPES = _named(
+    ("Q", _N_K),
+    ("K", _M_K),
+    ("V", _M_V),
+    ("Z S A M", _N_M),
+    ("O", _N_V),
+    ("L delta", _N_1),
+    ("dO", _N_V),
+    ("dA dS dZ", _N_M),
+    ("dQ", _N_K),
+    ("dK", _M_K),
+    ("dV", _M_V),
+    ("Q_dot", _N_K),
+    ("K_dot", _M_K),
+    ("V_dot", _M_V),
+    ("S_dot A_dot", _N_M),
+    ("O_dot", _N_V),
+    ("L_dot", _N_1),
+    ("J", ("n", "m", "m")),
+    ("p", ("n", "m", ONE)),
+    ("scale d_k d_v n m", SCALAR),
+)
+
+LAYER = _named(
+    ("X", ("n", "d_model")),
+    ("W_Q W_K", ("d_model", "d_k")),
+    ("W_V", ("d_model", "d_v")),
+    ("dX", ("n", "d_model")),
+    ("dW_Q dW_K", ("d_model", "d_k")),
+    ("dW_V", ("d_model", "d_v")),
+    ("d_model", SCALAR),
+)
 """The names of a layer of self-attention, one head: Q = X W_Q and so on."""
 
 # The derivative of a matrix at a matrix has four axes.
@@ -71,31 +63,25 @@ SHAPES |= {
 # The identity, all ones and basis vectors take the size that their neighbours need; the last two are columns.
 SIZED: dict[str, Dims] = {"I": ("?", "?"), "ones": ("?", ONE), "e": ("?", "?", ONE)}
 
-ALIASES = {
-    "P": "A",
-    "dP": "dA",
-    "Att": "O",
-    "Attn": "O",
-    "Attention": "O",
-    "Output": "O",
-    "Lambda": "dO",
-    "Omega": "dS",
-    "gamma": "scale",
-    "d": "d_k",
-    "lse": "L",
-    "q": "Q",
-    "k": "K",
-    "v": "V",
-    "scores": "S",
-    "weights": "A",
-    "out": "O",
-    "dout": "dO",
-    "dscores": "dS",
-    "dweights": "dA",
-    "dq": "dQ",
-    "dk": "dK",
-    "dv": "dV",
+_SPELLINGS = {
+    "A": "P weights",
+    "dA": "dP dweights",
+    "O": "Att Attn Attention Output out",
+    "dO": "Lambda dout",
+    "dS": "Omega dscores",
+    "scale": "gamma",
+    "d_k": "d",
+    "L": "lse",
+    "Q": "q",
+    "K": "k",
+    "V": "v",
+    "S": "scores",
+    "dQ": "dq",
+    "dK": "dk",
+    "dV": "dv",
 }
+ALIASES = {other: name for name, others in _SPELLINGS.items() for other in others.split()}
+
 
 FUNCTIONS = {
     "sqrt": "entry by entry",
