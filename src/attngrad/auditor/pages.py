@@ -29,20 +29,11 @@ def page(mistake: Mistake) -> str:
     shown = notes[:12]
     needs = {"gqa": "groups of query heads", "layer": '`level="layer"`', "tangents": "a JVP or HVP candidate"}
     lines = [
-        f"# `{mistake.id}`: {mistake.title}",
-        "",
-        "What is computed:",
-        "",
-        f"    {mistake.formula}",
-        "",
-        "What it should be:",
-        "",
-        f"    {mistake.correct}",
-        "",
-        f"**Why it is wrong.** {mistake.why}",
-        "",
-        f"**The fix.** {mistake.fix}",
-        "",
+        *(f"# `{mistake.id}`: {mistake.title}", ""),
+        *("What is computed:", "", f"    {mistake.formula}", ""),
+        *("What it should be:", "", f"    {mistake.correct}", ""),
+        *(f"**Why it is wrong.** {mistake.why}", ""),
+        *(f"**The fix.** {mistake.fix}", ""),
     ]
     if mistake.needs:
         words = [needs.get(n, " or ".join(f"`{o}`" for o in n.split("|"))) for n in mistake.needs]

@@ -15,13 +15,17 @@ _AXES = {4: ("batch", "head", "row", "column"), 3: ("batch", "head", "row"), 2: 
 _FLAT = {3: ("batch", "row", "column")}
 
 
+def _errors(o: Observation, name: str) -> Any:
+    """|actual - truth|, infinite where it is no number."""
+    with np.errstate(invalid="ignore"):
+        error = np.abs(o.results[name].astype(LONG) - o.truth.expected(name)).astype(np.float64)
+    return np.where(np.isnan(error), np.inf, error)
+
+
 def wrong_entries(o: Observation, name: str) -> Any:
     """Where the candidate is off by more than a thousandth of its largest error, and by more than rounding."""
-    truth = o.truth.expected(name)
-    with np.errstate(invalid="ignore"):
-        error = np.abs(o.results[name].astype(LONG) - truth)
-    error = np.where(np.isneginf(truth) & np.isneginf(o.results[name].astype(LONG)), 0, error)
-    error = np.where(np.isnan(error), np.inf, error).astype(np.float64)
+    error = _errors(o, name)
+    error = np.where(np.isneginf(o.truth.expected(name)) & np.isneginf(o.results[name].astype(LONG)), 0.0, error)
     finite = error[np.isfinite(error)]
     top = float(np.max(finite, initial=0.0))
     return (error > 1e-3 * top) & (error > 2.0 * o.truth.bound(name)) | ~np.isfinite(error)
@@ -78,11 +82,7 @@ def heat_of(observations: Sequence[Observation], name: str) -> Heat | None:
     if not held:
         return None
     o = max(held, key=lambda o: o.size)
-    truth = o.truth.expected(name)
-    with np.errstate(invalid="ignore"):
-        error = np.abs(o.results[name].astype(LONG) - truth).astype(np.float64)
-    error = np.where(np.isfinite(error), error, np.inf)
-    error = np.where(np.isneginf(truth.astype(np.float64)), 0.0, error)
+    error = np.where(np.isneginf(o.truth.expected(name).astype(np.float64)), 0.0, _errors(o, name))
     unit = o.truth.unit(name)
     flat = error.reshape(-1, *error.shape[-2:])
     head = int(np.argmax(np.max(flat, axis=(1, 2))))

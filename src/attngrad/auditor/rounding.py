@@ -16,7 +16,7 @@ import numpy as np
 from attngrad.auditor.layer_steps import merge_heads, split_heads
 from attngrad.auditor.pipeline import Pipeline, Undefined
 from attngrad.reference import SoftCap
-from attngrad.reference.dense import per_key_head, per_query_head, sum_to
+from attngrad.reference.dense import per_key_head, per_query_head, sum_to, transpose
 
 _PROJECTIONS = {
     "projected": {"q": ("query", "w_q"), "k": ("key", "w_k"), "v": ("value", "w_v")},
@@ -24,10 +24,6 @@ _PROJECTIONS = {
     "input_gradient": {"dquery": ("dq", "w_q"), "dkey": ("dk", "w_k"), "dvalue": ("dv", "w_v")},
 }
 """What is computed alike for q, k and v, by the method that does: its two factors."""
-
-
-def _t(x: Any) -> Any:
-    return x.swapaxes(-1, -2)
 
 
 class EntryErrors:
@@ -80,7 +76,7 @@ class EntryErrors:
     def _z(self) -> Any:
         scale = abs(float(self.p.scale_value))
         k, ek = self.per_head(self.size("k")), self.per_head(self.k)
-        raw = self.product(self.size("q"), self.q, _t(k), _t(ek))
+        raw = self.product(self.size("q"), self.q, transpose(k), transpose(ek))
         return scale * raw + 2.0 * self.eps * self.size("z") + self.tiny
 
     def _scores(self) -> Any:
@@ -127,12 +123,12 @@ class EntryErrors:
     def _dout(self) -> Any:
         if not self.layered:
             return np.zeros(self.size("dout").shape)
-        a, b = self.size("dy"), _t(self.size("w_o"))
+        a, b = self.size("dy"), transpose(self.size("w_o"))
         return split_heads(self.product(a, np.zeros(a.shape), b, np.zeros(b.shape)), self.p.num_heads)
 
     def _dweights(self) -> Any:
         v, ev = self.per_head(self.size("v")), self.per_head(self.v)
-        error = self.product(self.size("dout"), self.dout, _t(v), _t(ev))
+        error = self.product(self.size("dout"), self.dout, transpose(v), transpose(ev))
         m = 1.0 if self.p.keep is None else np.asarray(self.p.keep, np.float64)
         return (error + 2.0 * self.eps * self.size("dweights")) * m + self.tiny
 
@@ -173,13 +169,16 @@ class EntryErrors:
         return scale * self.product(self.size("dz"), self.dz, k, ek) + 2.0 * self.eps * self.size("dq") + self.tiny
 
     def _dk(self) -> Any:
-        heads = self.product(_t(self.size("dz")), _t(self.dz), self.size("q"), self.q)
+        heads = self.product(transpose(self.size("dz")), transpose(self.dz), self.size("q"), self.q)
         scale = abs(float(self.p.scale_value))
         return scale * per_key_head(heads, self.p.k) * 2.0 + 4.0 * self.eps * self.size("dk") + self.tiny
 
     def _dv(self) -> Any:
         a, ea = self.kept()
-        return 2.0 * per_key_head(self.product(_t(a), _t(ea), self.size("dout"), self.dout), self.p.v) + self.tiny
+        return (
+            2.0 * per_key_head(self.product(transpose(a), transpose(ea), self.size("dout"), self.dout), self.p.v)
+            + self.tiny
+        )
 
     # the layer
 
@@ -187,12 +186,12 @@ class EntryErrors:
         """Of dW = X^T dQ, and the like for k and v."""
         x, d = _PROJECTIONS["weight_gradient"][name]
         a, b, eb = (m.reshape(-1, m.shape[-1]) for m in (self.size(x), self.size(f"{d}_flat"), self.merged(d)))
-        return self.product(_t(a), np.zeros(_t(a).shape), b, eb)
+        return self.product(transpose(a), np.zeros(transpose(a).shape), b, eb)
 
     def input_gradient(self, name: str) -> Any:
         """Of dX = dQ W^T, and the like for k and v."""
         d, w = _PROJECTIONS["input_gradient"][name]
-        b = _t(self.size(w))
+        b = transpose(self.size(w))
         return self.product(self.size(f"{d}_flat"), self.merged(d), b, np.zeros(b.shape))
 
     def merged(self, name: str) -> Any:
@@ -202,7 +201,7 @@ class EntryErrors:
     def _dw_o(self) -> Any:
         x, ex = self.size("merged"), self.merged("out")
         a, ea, b = (m.reshape(-1, m.shape[-1]) for m in (x, ex, self.size("dy")))
-        return self.product(_t(a), _t(ea), b, np.zeros(b.shape))
+        return self.product(transpose(a), transpose(ea), b, np.zeros(b.shape))
 
     def _dx(self) -> Any:
         sizes = self.size("dquery") + self.size("dkey") + self.size("dvalue")

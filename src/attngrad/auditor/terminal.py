@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import io
+from textwrap import indent
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from attngrad.auditor.report import AuditReport, short, symbol
 from attngrad.explain.marks import mark
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 _COLOUR = {"right": "bold green", "wrong": "bold red", "not audited": "bold yellow"}
 
 
 def render(report: AuditReport, console: Console, *, width: int | None = None) -> None:
     """Print the report."""
-    from rich.table import Table
-    from rich.text import Text
-
     head, _, rest = report.verdict.partition(":")
     console.print(Text.assemble((head, _COLOUR[report.status]), f":{rest}"))
     if report.settings:
@@ -44,20 +44,17 @@ def render(report: AuditReport, console: Console, *, width: int | None = None) -
         console.print(table)
     _mistakes(report, console)
     _findings(report, console)
-    if report.smallest:
-        console.print()
-        console.print(Text("The smallest failing case", "bold"))
-        console.print(Text(_indent(report.smallest)), soft_wrap=True)
-    if report.traceback:
-        console.print()
-        console.print(Text("What the candidate raised", "bold"))
-        console.print(Text(_indent(report.traceback)), soft_wrap=True)
+    for title, text in (
+        ("The smallest failing case", report.smallest),
+        ("What the candidate raised", report.traceback),
+    ):
+        if text:
+            console.print()
+            console.print(Text(title, "bold"))
+            console.print(Text(indent(text.rstrip(), "    ", lambda line: True)), soft_wrap=True)
 
 
 def _mistakes(report: AuditReport, console: Console) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
     seen: set[str] = set()
     if len(report.explanations) > 1:
         console.print()
@@ -79,9 +76,6 @@ def _mistakes(report: AuditReport, console: Console) -> None:
 
 
 def _findings(report: AuditReport, console: Console) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
     patterns = [s for s in report.stages if s.pattern]
     if patterns:
         console.print()
@@ -100,16 +94,8 @@ def _findings(report: AuditReport, console: Console) -> None:
         console.print(Text.assemble(label, finding.text))
 
 
-def _indent(text: str) -> str:
-    return "\n".join(f"    {line}" for line in text.rstrip().splitlines())
-
-
 def plain(report: AuditReport, width: int = 120) -> str:
     """The report without colours."""
-    import io
-
-    from rich.console import Console
-
     buffer: Any = io.StringIO()
     console = Console(file=buffer, width=width, color_system=None, force_terminal=False, legacy_windows=False)
     render(report, console)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from rich.console import Console
 
 from attngrad.core.arrays import NDArray
 from attngrad.core.options import Gradients, Tangents
 from attngrad.explain.marks import mark
 from attngrad.explain.terminal import plain_table
+from attngrad.functional import hvp, jvp, vjp
 from attngrad.testing import complex_step_hvp, complex_step_jvp, complex_step_vjp, relative_error
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
 
 TOLERANCE = 1e-12
 
@@ -36,8 +34,6 @@ def gradient_check(console: Console, seed: int = 0) -> bool:
     inputs = (q, k, v, options["bias"], options["sinks"])
     t = Tangents(*(rng.standard_normal(a.shape) for a in inputs))
     dout, dout_dot = rng.standard_normal((2, 2, 4, 3, 4))
-
-    from attngrad import hvp, jvp, vjp
 
     _, pullback = vjp(q, k, v, **options)
     _, out_dot = jvp((q, k, v), t[:3], bias_dot=t.bias, sinks_dot=t.sinks, **options)

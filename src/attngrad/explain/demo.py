@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+from rich.console import Console
+from rich.table import Table
 
 from attngrad.explain.terminal import CELL, heat_table, invariant_lines, plain_table
 from attngrad.explain.windows import matrix
+from attngrad.layers import MultiHeadAttention
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-
     from attngrad.explain.trace import Trace
 
 
@@ -37,8 +37,6 @@ WORKED = ("Q", "K", "V", "Z", "S", "L", "A", "O", "dO", "dV", "dA", "delta", "dS
 
 def worked_example(console: Console, seed: int = 0) -> None:
     """Print one forward and backward pass of a layer: d_model 128, 4 heads, batch 32, 10 tokens, causal."""
-    from attngrad.layers import MultiHeadAttention
-
     rng = np.random.default_rng(seed)
     layer = MultiHeadAttention(128, 4, dtype=np.float64, rng=seed)
     x, dy = rng.standard_normal((2, 32, 10, 128))

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from rich.console import Console, Group
+from rich.markup import escape
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
+
 from attngrad.explain.heat import heat
 from attngrad.explain.marks import mark
 from attngrad.explain.windows import Matrix, by_stage, check_place, matrix
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-    from rich.table import Table
-
     from attngrad.explain.entries import Explanation
     from attngrad.explain.trace import Trace
 
@@ -24,10 +27,6 @@ GAP = 3
 
 def heat_table(m: Matrix) -> Table:
     """A small matrix as a table of numbers on a signed heat: blue below zero, orange above, a dot where hidden."""
-    from rich.style import Style
-    from rich.table import Table
-    from rich.text import Text
-
     table = Table(box=None, padding=(0, 0), show_header=bool(m.columns), pad_edge=False, header_style="dim")
     if m.rows:
         table.add_column("", no_wrap=True, style="dim")
@@ -67,17 +66,12 @@ class _Block:
         body = m.values.shape[1] * CELL + (min(CELL, max(map(len, m.rows))) + 1 if m.rows else 0)
         self.width = max(title, len(m.cut), body)
 
-    def render(self) -> RenderableType:
-        from rich.console import Group
-
+    def render(self) -> Group:
         return Group(*self.lines, heat_table(self.matrix))
 
 
 def render(trace: Trace, console: Console | None = None, *, head: int = 0, batch: int = 0) -> None:
     """Print every step of one head, side by side where there is room, and the invariants."""
-    from rich.console import Console
-    from rich.table import Table
-
     check_place("trace.print", trace, head, batch)
     console = console or Console(highlight=False)
     width = console.width
@@ -124,7 +118,7 @@ def invariant_lines(console: Console, trace: Trace) -> None:
 
 def explanation(console: Console, found: Explanation, difference: float | None = None) -> None:
     """Print the sum behind one entry, and what finite differences make of it."""
-    what = _escape(f"[{found.place}] = {found.entry or found.formula}")
+    what = escape(f"[{found.place}] = {found.entry or found.formula}")
     console.print(f"[bold]{found.name}[/bold]{what}", highlight=False)
     if found.note:
         console.print(f"[dim]{found.note}[/dim]", highlight=False)
@@ -132,7 +126,7 @@ def explanation(console: Console, found: Explanation, difference: float | None =
     for term in found.terms:
         labels = " * ".join(label for label, _ in term.factors)
         numbers = " * ".join(f"{value:.4f}" for _, value in term.factors)
-        table.add_row("-" if term.sign < 0 else "+", _escape(labels), numbers, f"{term.value: .6f}")
+        table.add_row("-" if term.sign < 0 else "+", escape(labels), numbers, f"{term.value: .6f}")
     if found.terms:
         console.print(table, highlight=False)
     last = {
@@ -146,16 +140,8 @@ def explanation(console: Console, found: Explanation, difference: float | None =
         console.print(f"by finite differences: {difference:.6f}", highlight=False)
 
 
-def _escape(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)
-
-
 def plain_table(*columns: str, wraps: str | None = None) -> Table:
     """A table without lines. In a narrow terminal the column ``wraps`` takes more rows, and none is cut."""
-    from rich.table import Table
-
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(column, no_wrap=column != wraps, overflow="fold")
