@@ -136,40 +136,35 @@ def _nested(a: NDArray) -> list[Any]:
     return one(a.tolist())  # type: ignore[no-any-return]
 
 
+_AXES = {"q": "hi", "k": "gj", "v": "gj", "dout": "hi", "dlse": "hi", "sinks": "h"}
+"""The axes of the arrays of a page: h query head, g key head, i query, j key; of others, hij."""
+
+
 def _fit(
     arrays: dict[str, NDArray | None], head: int, group: int, notes: list[str]
 ) -> tuple[dict[str, NDArray | None], int, list[str]]:
     """Cut what is too much for a page to compute: to the group of ``head``, then to the first tokens; and say so."""
     q, k, v = arrays["q"], arrays["k"], arrays["v"]
     assert q is not None and k is not None and v is not None  # noqa: S101, PT018  (for the type checker)
-    features = q.shape[-1] + v.shape[-1]
-
-    def work(heads: int, t: int, s: int) -> int:
-        return int(5 * heads * t * s * features)
-
     heads, t, s = q.shape[0], q.shape[1], k.shape[1]
-    if work(heads, t, s) <= WORK:
+    each = 5 * (q.shape[-1] + v.shape[-1])  # products a score
+    if each * heads * t * s <= WORK:
         return arrays, head, notes
+    part: dict[str, slice] = {}
     if heads > group:
-        first = head // group * group
-        own = {name: slice(first, first + group) for name in arrays}
-        own |= {name: slice(head // group, head // group + 1) for name in ("k", "v")}
-        arrays = {name: None if a is None else a[own[name]] for name, a in arrays.items()}
+        own = head // group
+        first = own * group
+        part |= {"h": slice(first, first + group), "g": slice(own, own + 1)}
         notes = [*notes, f"Large input: heads {first} to {first + group - 1} of {heads} are on this page."]
         head -= first
-    if work(group, t, s) > WORK:
-        n = max(WINDOW, int(math.sqrt(WORK / work(group, 1, 1))))
+    if each * group * t * s > WORK:
+        n = max(WINDOW, int(math.sqrt(WORK / (each * group))))
         rows, columns = min(t, n), min(s, n)
-        cut: dict[str, tuple[slice, ...]] = {
-            "q": (slice(None), slice(rows)),
-            "dout": (slice(None), slice(rows)),
-            "dlse": (slice(None), slice(rows)),
-            "k": (slice(None), slice(columns)),
-            "v": (slice(None), slice(columns)),
-            "sinks": (slice(None),),
-        }
-        both = (slice(None), slice(rows), slice(columns))
-        arrays = {name: None if a is None else a[cut.get(name, both)] for name, a in arrays.items()}
+        part |= {"i": slice(rows), "j": slice(columns)}
         words = f"Large input: the first {rows} of {t} queries and {columns} of {s} keys are on this page"
         notes = [*notes, f"{words}, and its numbers are those of this part."]
-    return {name: None if a is None else np.array(a) for name, a in arrays.items()}, head, notes
+
+    def own_part(name: str, a: NDArray) -> NDArray:
+        return np.array(a[tuple(part.get(axis, slice(None)) for axis in _AXES.get(name, "hij"))])
+
+    return {name: None if a is None else own_part(name, a) for name, a in arrays.items()}, head, notes

@@ -6,11 +6,15 @@ a name, ``A_{i,j}`` and ``A_ij`` are entries. ``\text{softmax}``, ``\mathrm{soft
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 from attngrad.formulas import symbols
 from attngrad.formulas.cursor import Cursor
 from attngrad.formulas.tokens import Token
 from attngrad.formulas.tree import Binary, Call, Expression, Symbol, Transpose
 
+T = TypeVar("T")
 _ALPHABETS = {
     rf"\{name}"
     for name in (
@@ -60,12 +64,11 @@ class Latex(Cursor):
         if token.text == r"\partial":
             of = self.quantity()
             self.expect("/")
-            self.expect(r"\partial")
-            return self.derivative(of, self.quantity(), token)
+            return self.derivative(of, self.differential(), token)
         if token.text == r"\sum":
             return self.sum_over(token)
         if token.text in _TANGENTS:
-            of = self.braced_symbol()
+            of = self.braced(self.plain_symbol) if self.here.text == "{" else self.plain_symbol()
             return self.known(f"{of.name}_dot", of.indices, token)
         if token.text in _LOSS_ALPHABETS:
             raise self.fault("the loss has no value here, only derivatives; write L for the log-sum-exp.", token)
@@ -85,45 +88,40 @@ class Latex(Cursor):
     def fraction(self, token: Token) -> Expression:
         r"""\frac{a}{b}: a derivative where differentials stand in it, else a quotient."""
         if self.here.text == "{" and self.ahead().text == r"\partial":
-            of = self.differential(r"\partial")
-            return self.derivative(of, self.differential(r"\partial"), token)
+            of = self.braced(self.differential)
+            return self.derivative(of, self.braced(self.differential), token)
         if self.here.text == "{" and self.ahead().text in {f"d{x}" for x in symbols.LOSSES}:
-            self.expect("{")
-            self.take()
-            self.expect("}")
-            self.expect("{")
-            below = self.take()
-            at = self.symbol_of(below.text.removeprefix("d"), below)
-            self.expect("}")
-            return self.derivative("L", at, token)
+            self.braced(self.take)
+            return self.derivative("L", self.braced(self.plain_differential), token)
         above = self.script_expression()
         return Binary("/", above, self.script_expression(), position=token.position)
 
+    def braced(self, part: Callable[[], T]) -> T:
+        """``part()`` in braces."""
+        self.expect("{")
+        found = part()
+        self.expect("}")
+        return found
+
     def script_expression(self) -> Expression:
         """{an expression}, or one factor."""
-        if not self.passes("{"):
-            return self.factor()
-        inner = self.expression()
-        self.expect("}")
-        return inner
+        return self.braced(self.expression) if self.here.text == "{" else self.factor()
 
     def braced_word(self) -> str:
         r"""The word in \text{word}."""
-        self.expect("{")
+        return self.braced(self.word)
+
+    def word(self) -> str:
+        """A name, whatever it means."""
         token = self.take()
         if token.kind != "name":
             raise self.fault("expected a word in the braces.", token)
-        self.expect("}")
         return token.text
 
-    def braced_symbol(self) -> Symbol:
-        r"""The symbol in \tilde{Q}, or behind \tilde."""
-        braced = self.passes("{")
+    def plain_symbol(self) -> Symbol:
+        """A symbol, by its next token and the scripts behind it."""
         token = self.take()
-        found = self.symbol_of(token.text, token)
-        if braced:
-            self.expect("}")
-        return found
+        return self.symbol_of(token.text, token)
 
     def nabla(self, token: Token) -> Expression:
         r"""\nabla_Q L, which is dQ."""
@@ -134,13 +132,10 @@ class Latex(Cursor):
 
     # --- derivatives -------------------------------------------------------------------------------------------------
 
-    def differential(self, sign: str) -> str | Symbol:
-        r"""{\partial x}."""
-        self.expect("{")
-        self.expect(sign)
-        found = self.quantity()
-        self.expect("}")
-        return found
+    def differential(self) -> str | Symbol:
+        r"""\partial x."""
+        self.expect(r"\partial")
+        return self.quantity()
 
     def quantity(self) -> str | Symbol:
         """What is differentiated, or at what: "L" for the loss, else a symbol; the scaled product is S."""
@@ -198,8 +193,12 @@ class Latex(Cursor):
         word = token.text[1:]
         of = "L" if word in symbols.LOSSES else self.symbol_of(word, token)
         self.expect("/")
-        below = self.take()
-        return self.derivative(of, self.symbol_of(below.text[1:], below), token)
+        return self.derivative(of, self.plain_differential(), token)
+
+    def plain_differential(self) -> Symbol:
+        """The S of dS, in plain text."""
+        token = self.take()
+        return self.symbol_of(token.text.removeprefix("d"), token)
 
     # --- scripts -----------------------------------------------------------------------------------------------------
 
@@ -349,17 +348,18 @@ class Latex(Cursor):
             self.expect(r"\mathbb")
             self.braced_word()
         self.expect("^")
-        self.expect("{")
+        return self.braced(self.sizes)
+
+    def sizes(self) -> tuple[str, str]:
+        r"""n \times d_v."""
         rows = self.size()
         self.expect(r"\times")
-        columns = self.size()
-        self.expect("}")
-        return rows, columns
+        return rows, self.size()
 
     def size(self) -> str:
         """n, m, d_k, d_v or d_model."""
-        token = self.take()
-        found = self.symbol_of(token.text, token)
+        token = self.here
+        found = self.plain_symbol()
         if symbols.KNOWN[found.name] != symbols.SCALAR:
             raise self.fault("expected a size.", token)
         return found.name

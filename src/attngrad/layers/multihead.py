@@ -300,16 +300,9 @@ class MultiHeadAttention:
         with np.errstate(all="ignore"):
             dout = affine(wide, w_o.T)
             dout_dot = affine_jvp(wide, w_o.T, wide_dot, None if w_o_dot is None else w_o_dot.T)
-            found = second_order(
-                function,
-                p.heads(),
-                p.heads_dot(x_dot, w_dot),
-                p.round(split(dout, p.d_head)),
-                None if dout_dot is None else p.round(split(dout_dot, p.d_head)),
-                bias_dot=bias_dot,
-                sinks_dot=sinks_dot,
-                **options,
-            )
+            heads = p.heads(), p.heads_dot(x_dot, w_dot)
+            douts = [None if d is None else p.round(split(d, p.d_head)) for d in (dout, dout_dot)]
+            found = second_order(function, *heads, *douts, bias_dot=bias_dot, sinks_dot=sinks_dot, **options)
             out, out_dot = p.merged(found.out), p.merged(found.out_dot)
             grads, grads_dot = Gathered(), Gathered()
             grads.add("o", affine_vjp(out, w_o, wide))
