@@ -15,14 +15,12 @@ import json
 import os
 import sys
 import traceback
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from attngrad.auditor.report import AuditReport
-
-from attngrad.auditor.cli import CLOSED
 from attngrad.auditor.objects import is_layer_object
+from attngrad.auditor.report import CLOSED, AuditReport, Finding
 from attngrad.auditor.tracebacks import error_text, their_frames
 
 _LOADERS = ("<frozen importlib._bootstrap", "importlib/__init__.py")
@@ -133,10 +131,6 @@ def main() -> None:
 
 def _with_limits(report: AuditReport, gigabytes: float, limited: bool) -> AuditReport:
     """The report, with what is to be said of the limit on memory."""
-    from dataclasses import replace
-
-    from attngrad.auditor.report import Finding
-
     told = ""
     if not limited:
         told = "Its memory was not limited: this system has no such limit."

@@ -16,6 +16,8 @@ SYMBOLS = {
 """How pages and reports print the names; a tangent keeps its suffix."""
 
 EXIT = {"right": 0, "wrong": 1, "not audited": 2}
+CLOSED = 4
+"""The exit status of a child process that cannot speak any more."""
 
 
 def symbol(name: str) -> str:

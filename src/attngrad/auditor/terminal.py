@@ -26,9 +26,8 @@ def render(report: AuditReport, console: Console, *, width: int | None = None) -
     if report.stages:
         console.print()
         table = Table(box=None, pad_edge=False, header_style="dim")
-        for name, justify in (("", "left"), ("result", "left"), ("error", "right"), ("allowed", "right")):
-            table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
-        table.add_column("wrong in", justify="right", no_wrap=True)
+        for name in ("", "result", "error", "allowed", "wrong in"):
+            table.add_column(name, justify="left" if name in ("", "result") else "right", no_wrap=True)
         table.add_column("", ratio=1)
         for stage in report.stages:
             counted = f"{stage.wrong} of {stage.cases}" if stage.wrong else ""

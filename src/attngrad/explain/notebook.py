@@ -47,9 +47,8 @@ def render(trace: Trace, head: int = 0, batch: int = 0) -> str:
             caption = f"<b>{name}</b> <span>{equals}{html.escape(rule.formula)}</span>{cut}"
             parts.append(f'<div><div style="font:12px sans-serif;margin-bottom:3px">{caption}</div>{_table(m)}</div>')
         parts.append("</div>")
-    marks = (("#1a7f37", "&#10003;"), ("#b3261e", "&#10007;"))
     for i in trace.invariants:
-        colour, sign = marks[0 if i.holds else 1]
+        colour, sign = ("#1a7f37", "&#10003;") if i.holds else ("#b3261e", "&#10007;")
         text = f"{html.escape(i.claim)} <span style='opacity:.6'>off by {i.error:.0e}</span>"
         parts.append(f'<div><b style="color:{colour}">{sign}</b> {text}</div>')
     return "".join(parts) + "</div>"

@@ -57,11 +57,8 @@ def _backward_only(**changed: Callable[[Pipeline], Any]) -> tuple[Variant, Varia
     )
 
 
-_IGNORED: dict[str, Callable[[Pipeline], Any]] = {
-    "causal": lambda p: False,
-    "window": lambda p: None,
-    "mask": lambda p: None,
-}
+def _ignored(p: Pipeline) -> None:
+    """An option that is not looked at."""
 
 
 def _sees_all(p: Pipeline, base: Base) -> Any:
@@ -134,7 +131,7 @@ VARIANTS = {
     "mask-ignored-in-backward": tuple(
         variant
         for names in (("causal", "window", "mask"), ("mask",), ("causal",), ("window",))
-        for variant in _backward_only(**{name: _IGNORED[name] for name in names})
+        for variant in _backward_only(**dict.fromkeys(names, _ignored))
     ),
     "mask-after-softmax": (
         way("", weights=_after_softmax),

@@ -30,15 +30,11 @@ def _everywhere(wrong: Scale, *, single: bool) -> tuple[Variant, ...]:
     return tuple(found)
 
 
-def _one(p: Pipeline, base: Callable[[], Any]) -> float:
-    return 1.0
-
-
 VARIANTS = {
     "scale-missing": _everywhere(lambda p, s: 1.0, single=False),
     "scale-twice": _everywhere(lambda p, s: s * s, single=True),
     "scale-by-d": _everywhere(lambda p, s: 1 / np.longdouble(p.q.shape[-1]), single=True),
     "scale-by-sqrt-d": _everywhere(lambda p, s: np.sqrt(np.longdouble(p.q.shape[-1])), single=True),
-    "scale-missing-in-dq": only(scale_dq=_one),
-    "scale-missing-in-dk": only(scale_dk=_one),
+    "scale-missing-in-dq": only(scale_dq=lambda p, base: 1.0),
+    "scale-missing-in-dk": only(scale_dk=lambda p, base: 1.0),
 }
