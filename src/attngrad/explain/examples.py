@@ -70,12 +70,8 @@ def make(
         raise ValueError(f"explain: --kv-heads must divide the {heads} heads; got {key_heads}.")
     _refuse_large(shape, shape)
     rng = np.random.default_rng([seed, 0])
-    leading = shape[:-3]
-    if len(shape) == 2:
-        sizes: dict[str, tuple[int, ...]] = {"q": shape, "k": shape, "v": shape}
-    else:
-        sizes = {"q": (*leading, heads, t, d), "k": (*leading, key_heads, t, d), "v": (*leading, key_heads, t, d)}
-    _refuse_large(sizes["q"], sizes["k"])
+    keys = shape if len(shape) == 2 else (*shape[:-3], key_heads, t, d)
+    sizes: dict[str, tuple[int, ...]] = {"q": shape, "k": keys, "v": keys}
     if tokens is None:
         return {name: rng.standard_normal(size) for name, size in sizes.items()}, None
     # X W: an embedding for each word, a projection for each head

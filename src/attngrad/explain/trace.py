@@ -14,14 +14,13 @@ from attngrad.core.binding import bind, bind_tangents, check_cotangents, refuse_
 from attngrad.core.operands import Operands, Tangents
 from attngrad.core.options import OptionArguments, Options
 from attngrad.explain import invariants
-from attngrad.explain.entries import index, locate
+from attngrad.explain.entries import Explanation
 from attngrad.explain.invariants import Invariant
+from attngrad.explain.places import Place, locate
 from attngrad.explain.rules import RULES, Rule, resolve
-from attngrad.explain.terms import Cells, Explanation, expand
-from attngrad.explain.tokens import Tokens
-from attngrad.explain.tokens import check_tokens as check_tokens
-from attngrad.explain.values import Step, compute, to_float64, widen
-from attngrad.explain.values import make_step as make_step
+from attngrad.explain.terms import Cells, expand
+from attngrad.explain.tokens import Tokens, check_tokens
+from attngrad.explain.values import Step, compute, make_step, to_float64, widen
 from attngrad.reference.dense import visibility
 from attngrad.reference.modifiers import modifiers
 
@@ -125,7 +124,7 @@ class Trace(Mapping[str, Step]):
     # --- one entry ---------------------------------------------------------------------------------------------------
 
     def explain(
-        self, name: str, row: int, column: int | None = None, *, head: int = 0, batch: int | tuple[int, ...] = 0
+        self, name: str, row: int, column: int | None = None, *, head: int = 0, batch: Place = 0
     ) -> Explanation:
         """The sum behind one entry, term by term.
 
@@ -138,14 +137,14 @@ class Trace(Mapping[str, Step]):
           + A[0,0] * V[0,1]     0.7311 *    0.0000  =   0.000000
           + A[0,1] * V[1,1]     0.2689 *    2.0000  =   0.537883
         """
-        env, value = locate(self, "trace.explain", name, row, column, head, batch)
+        env, index = locate("trace.explain", self, name, row, column, head, batch)
         cap = modifiers(self.options)
         functions = {
             text: lambda z, f=f: float(f(np.float64(z)))
             for text, f in (("cap", cap.value), ("cap'", cap.first), ("cap''", cap.second))
         }
-        cells = Cells(self._values(), self.visible, functions, self.group)
-        return expand(cells, self.rules[name], env, value, self.options.scale)
+        cells = Cells({n: step.value for n, step in self.items()}, self.visible, functions, self.group)
+        return expand(cells, self.rules[name], env, float(self[name][index]), self.options.scale)
 
     def finite_difference(
         self,
@@ -154,7 +153,7 @@ class Trace(Mapping[str, Step]):
         column: int | None = None,
         *,
         head: int = 0,
-        batch: int | tuple[int, ...] = 0,
+        batch: Place = 0,
         step: float = 1e-5,
     ) -> float:
         """One entry of a derivative by central differences, (f(x + step) - f(x - step)) / (2 step).
@@ -169,11 +168,8 @@ class Trace(Mapping[str, Step]):
         """
         from attngrad.explain.differences import difference
 
-        env, _ = locate(self, "trace.finite_difference", name, row, column, head, batch)
-        return difference(self, name, index(self, name, env), step)
-
-    def _values(self) -> dict[str, NDArray]:
-        return {name: step.value for name, step in self._steps.items()}
+        _, index = locate("trace.finite_difference", self, name, row, column, head, batch)
+        return difference(self, name, index, step)
 
     # --- renderings --------------------------------------------------------------------------------------------------
 
