@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from attngrad.explain.trace import Trace
 
 Place = int | tuple[int, ...]
-"""An index into the leading axes, flat or one an axis."""
+"""An index into the leading axes, flat or one per axis."""
 
 
 def locate(

@@ -43,7 +43,7 @@ Q[id]: queries
 K[jd]: keys
 V[je]: values
 bias[ij]: added to the scores  if bias
-sigma[h]: one logit a head, the sink  if sinks
+sigma[h]: one logit per head, the sink  if sinks
 M[ij]: 0 where dropped, else 1/(1 - rate)  if keep
 Z[ij] = scale Q K^T
     scale sum_d Q[id] K[jd]
@@ -133,7 +133,7 @@ def _read(table: str) -> tuple[Rule, ...]:
 RULES = _read(_TABLE)
 
 KEY_SIDE = frozenset(f"{a}{b}{c}" for a in ("", "d") for b in "KV" for c in ("", "_dot", "_in")) | {"cos_k", "sin_k"}
-"""Steps with one matrix a key head; all others with heads have one a query head."""
+"""Steps with one matrix per key head; all others with heads have one per query head."""
 
 _FLAT = ("X", "Y", "W", "b")
 

@@ -128,8 +128,8 @@ class Trace(Mapping[str, Step]):
     ) -> Explanation:
         """The sum behind one entry, term by term.
 
-        Steps of one number a query (L, delta) take a row only; sigma and its gradients take the head as the row. For K,
-        V and their gradients ``head`` is the key head. ``batch`` is an index into the leading axes, flat or a tuple.
+        Steps of one number per query (L, delta) take a row only; sigma and its gradients take the head as the row. For
+        K, V and their gradients ``head`` is the key head. ``batch`` is an index into the leading axes, flat or a tuple.
 
         >>> x = np.eye(2)
         >>> print(trace(x, x, 2 * x, scale=1.0).explain("O", 0, 1))
@@ -245,7 +245,7 @@ def trace(
         dout: the loss gradient at out, ``(..., Hq, T, E)``; dlse that at lse, ``(..., Hq, T)``.
         tangents: (q_dot, k_dot, v_dot), or also bias_dot and sinks_dot; None for zero.
         dout_dot, dlse_dot: the directions of dout and dlse.
-        tokens: one label a token, or (labels of queries, labels of keys).
+        tokens: one label per token, or (labels of queries, labels of keys).
         options: all those of ``attention`` but return_lse.
 
     >>> x = np.random.default_rng(0).standard_normal((3, 2))
