@@ -12,7 +12,7 @@ import numpy as np
 from attngrad.core.arrays import NDArray
 from attngrad.core.binding import bind, bind_tangents, check_cotangents, refuse_lse
 from attngrad.core.operands import Operands, Tangents
-from attngrad.core.options import OptionArguments, Options
+from attngrad.core.options import OPTIONS, Kind, OptionArguments, Options
 from attngrad.explain import invariants
 from attngrad.explain.entries import Explanation
 from attngrad.explain.invariants import Invariant
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from rich.console import Console
+
+_SWITCHES = ("scale", "causal", "softcap")
+"""Options that the page can switch."""
 
 
 class Trace(Mapping[str, Step]):
@@ -113,12 +116,14 @@ class Trace(Mapping[str, Step]):
             [_count(x.heads, "head")] if x.group == 1 else [_count(x.heads, "query head"), _count(keys, "key head")]
         )
         parts += [_count(t, "query", "queries"), _count(s, "key"), f"D {x.q.shape[-1]}", f"E {x.v.shape[-1]}"]
-        parts += [f"scale {o.scale:.4g}"] if switches else []
-        parts += ["causal"] if o.causal and switches else []
-        parts += [f"window {o.window}"] if o.window else []
-        parts += [n for n in ("mask", "bias", "sinks", "segments") if getattr(x, n) is not None]
-        parts += [f"softcap {o.softcap:g}"] if o.softcap is not None and switches else []
-        parts += [f"dropout {o.dropout:g}"] if o.dropout else []
+        for row in OPTIONS.values():
+            value = getattr(x if row.is_array else o, row.name)
+            if value is None or (not row.is_array and value == row.default) or (row.name in _SWITCHES and not switches):
+                continue
+            if row.kind is Kind.NUMBER:
+                parts.append(f"{row.name} {value:{'.4g' if row.resolved else 'g'}}")
+            elif row.kind not in (Kind.OFFSET, Kind.SEED):
+                parts.append(f"{row.name} {value}" if row.kind is Kind.PAIR else row.name)
         return ", ".join(parts)
 
     # --- one entry ---------------------------------------------------------------------------------------------------
