@@ -47,11 +47,12 @@ def demo(seed: int) -> None:
     from rich.console import Console
 
     from attngrad import errata as errata_module
-    from attngrad.explain import check, terminal
+    from attngrad.explain.check import gradient_check
+    from attngrad.explain.demo import worked_example
 
     console = Console()
-    terminal.worked_example(console, seed)
-    check.gradient_check(console, seed)
+    worked_example(console, seed)
+    gradient_check(console, seed)
     console.rule("[bold]Errata[/bold]", align="left")
     errata_module.render(errata_module.run(seed=seed), console)
 

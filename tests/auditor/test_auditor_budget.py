@@ -9,7 +9,7 @@ import pytest
 import planted
 from attngrad.auditor import audit, budget
 from attngrad.auditor.budget import LIMITS
-from attngrad.auditor.cli import patience
+from attngrad.auditor.process import patience
 
 MISTAKES = ("mean", "dv")
 

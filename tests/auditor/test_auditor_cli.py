@@ -165,7 +165,7 @@ def test_a_module_that_eats_memory_when_it_is_imported_is_limited_too(tmp_path):
 
 
 def test_a_candidate_that_gives_no_sign_is_ended(file, monkeypatch):
-    monkeypatch.setattr("attngrad.auditor.cli.patience", lambda time_limit, effort: 6.0)
+    monkeypatch.setattr("attngrad.auditor.process.patience", lambda time_limit, effort: 6.0)
     result = audit(file, "holds", "--time-limit", "0.1")
     assert result.exit_code == 2, result.output
     assert "it was ended after 6 s without a sign" in " ".join(result.output.split())
@@ -223,7 +223,7 @@ def test_a_bad_path_and_a_bad_option_are_told(file, tmp_path):
 
 @pytest.mark.parametrize("option", ["--html", "--json"])
 def test_a_folder_that_is_not_there_is_told_before_the_candidate_runs(file, tmp_path, monkeypatch, option):
-    monkeypatch.setattr("attngrad.auditor.cli.run_in_child", None)
+    monkeypatch.setattr("attngrad.auditor.process.run_in_child", None)
     result = audit(file, "right", option, str(tmp_path / "none" / "report"))
     assert result.exit_code == 2
     assert f"audit: {option} must be in a folder that exists" in result.output

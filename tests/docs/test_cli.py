@@ -18,7 +18,7 @@ from rich.console import Console
 
 import attngrad
 from attngrad import cli, errata
-from attngrad.explain import terminal
+from attngrad.explain import demo
 
 COMMANDS = ("demo", "explain", "errata", "check", "info")
 SEEDED = ("demo", "errata", "check")
@@ -173,12 +173,12 @@ def test_the_demo_fits_the_terminal_and_nothing_is_cut(columns):
 
 def test_the_demo_prints_every_formula_whole_where_there_is_room():
     stream = io.StringIO()
-    terminal.worked_example(Console(width=80, file=stream))
+    demo.worked_example(Console(width=80, file=stream))
     text = stream.getvalue()
     layer = attngrad.MultiHeadAttention(4, 2, dtype=np.float64)
     trace = layer.trace(np.ones((2, 4)), np.ones((2, 4)), causal=True)
-    assert {"Z", "A", "O", "dA", "dS", "dQ", "dK", "dV"} <= set(terminal.WORKED)
-    for name in terminal.WORKED:
+    assert {"Z", "A", "O", "dA", "dS", "dQ", "dK", "dV"} <= set(demo.WORKED)
+    for name in demo.WORKED:
         assert re.search(rf"^{name} +{re.escape(trace[name].formula)} ", text, re.MULTILINE)
 
 

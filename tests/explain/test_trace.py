@@ -14,8 +14,8 @@ import attngrad
 from attngrad import reference
 from attngrad.core.dtypes import BFLOAT16
 from attngrad.explain import files, invariants
+from attngrad.explain.entries import parse
 from attngrad.explain.rules import KEY_SIDE, RULES, is_flat
-from attngrad.explain.terms import parse
 from cases import EVERYTHING, SHAPES, SINGLES, Case, label, make
 
 COMBINATIONS = [*SINGLES, EVERYTHING]

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -13,16 +14,11 @@ if TYPE_CHECKING:
     from attngrad.auditor.run import audit
 
 __all__ = ["AuditReport", "audit"]
+_HOME = {"AuditReport": "report", "audit": "run"}
 
 
 def __getattr__(name: str) -> Any:
     # Lazily, so that the command line can be imported without NumPy.
-    if name == "audit":
-        from attngrad.auditor.run import audit
-
-        return audit
-    if name == "AuditReport":
-        from attngrad.auditor.report import AuditReport
-
-        return AuditReport
+    if name in _HOME:
+        return getattr(import_module(f"attngrad.auditor.{_HOME[name]}"), name)
     raise AttributeError(f"module 'attngrad.auditor' has no attribute {name!r}")

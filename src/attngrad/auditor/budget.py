@@ -44,7 +44,7 @@ class Limits(NamedTuple):
     predictions: float
     """Of one result of a small case: 12,000 take about a second. Larger cases count for more."""
     seconds: float
-    """Well below the silence after which the command ends a process (``cli.patience``)."""
+    """Well below the silence after which the command ends a process (``process.patience``)."""
     calls: float
     """Of the candidate."""
     calling: float

@@ -15,14 +15,15 @@ import json
 import os
 import sys
 import traceback
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from attngrad.auditor.report import AuditReport
+from attngrad.auditor.objects import is_layer_object
+from attngrad.auditor.report import CLOSED, AuditReport, Finding
+from attngrad.auditor.tracebacks import error_text, their_frames
 
-from attngrad.auditor.candidate import error_text
-from attngrad.auditor.cli import CLOSED
+_LOADERS = ("<frozen importlib._bootstrap", "importlib/__init__.py")
 
 
 class NotFound(Exception):  # noqa: N818
@@ -92,15 +93,6 @@ def limit_memory(gigabytes: float) -> bool:
     return True
 
 
-def _theirs(error: BaseException) -> str:
-    """The traceback from the first frame of the candidate's file on."""
-    frames = traceback.extract_tb(error.__traceback__)
-    skip = ("attngrad/auditor/child.py", "<frozen importlib._bootstrap", "importlib/__init__.py")
-    theirs = [f for f in frames if not any(s in f.filename.replace("\\", "/") for s in skip)]
-    lines = traceback.format_list(theirs) + traceback.format_exception_only(error)
-    return "Traceback (most recent call last):\n" + "".join(lines)
-
-
 def main() -> None:
     """Limit, load, limit anew, audit, report."""
     die_with_parent()
@@ -123,7 +115,10 @@ def main() -> None:
         send(failed=str(error), traceback="")
         return
     except BaseException as error:
-        send(failed=f"{job['target']} cannot be imported: {error_text(error)}", traceback=_theirs(error))
+        send(
+            failed=f"{job['target']} cannot be imported: {error_text(error)}",
+            traceback=their_frames(error, *_LOADERS, least=0),
+        )
         return
     try:
         report = _audit(candidate, job, lambda done, total, text: send(progress=[done, total, text]))
@@ -136,10 +131,6 @@ def main() -> None:
 
 def _with_limits(report: AuditReport, gigabytes: float, limited: bool) -> AuditReport:
     """The report, with what is to be said of the limit on memory."""
-    from dataclasses import replace
-
-    from attngrad.auditor.report import Finding
-
     told = ""
     if not limited:
         told = "Its memory was not limited: this system has no such limit."
@@ -160,25 +151,15 @@ def _broken(error: Exception) -> str:
 
 def _audit(candidate: Any, job: dict[str, Any], progress: Any) -> Any:
     keywords = {**job["keywords"], "progress": progress, "name": job["target"].rpartition(":")[2]}
-    if job["framework"] == "torch":
-        from attngrad.auditor.torch_candidate import audit as audit_torch
-
-        limit_memory(job["memory"])
+    if job["framework"] in ("torch", "jax"):
+        run = importlib.import_module(f"attngrad.auditor.{job['framework']}_candidate").audit
         keywords.pop("level", None)
-        return audit_torch(candidate, **keywords)
-    if job["framework"] == "jax":
-        from attngrad.auditor.jax_candidate import audit as audit_jax
-
-        limit_memory(job["memory"])
-        keywords.pop("level", None)
-        return audit_jax(candidate, **keywords)
-    from attngrad.auditor import audit
-    from attngrad.auditor.objects import is_layer_object
-
-    limit_memory(job["memory"])
-    if keywords.get("level") is None:
-        keywords["level"] = "layer" if is_layer_object(candidate) else "attention"
-    return audit(candidate, **keywords)
+    else:
+        run = importlib.import_module("attngrad.auditor.run").audit
+        if keywords.get("level") is None:
+            keywords["level"] = "layer" if is_layer_object(candidate) else "attention"
+    limit_memory(job["memory"])  # anew, beyond what the framework took
+    return run(candidate, **keywords)
 
 
 if __name__ == "__main__":

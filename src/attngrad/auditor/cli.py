@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 import click
 from click.core import ParameterSource
 
-if TYPE_CHECKING:
-    import subprocess
-
-    from attngrad.auditor.report import AuditReport
-
 _DEFAULT = ParameterSource.DEFAULT
-CLOSED = 4
-"""The exit status of a child process that cannot speak any more."""
 _DTYPES = ("float64", "float32", "float16", "bfloat16")
 
 
@@ -23,6 +17,11 @@ def _finite(_: click.Context, __: click.Parameter, value: float) -> float:
     if not abs(value) < float("inf"):
         raise click.BadParameter(f"must be finite; got {value}.")
     return value
+
+
+def _amount(flag: str, least: float, default: float, words: str) -> Callable[[Any], Any]:
+    kind = click.FloatRange(least, 1e6)
+    return click.option(flag, type=kind, callback=_finite, default=default, show_default=True, help=words)
 
 
 @click.command(name="audit")
@@ -38,22 +37,8 @@ def _finite(_: click.Context, __: click.Parameter, value: float) -> float:
 @click.option("--framework", type=click.Choice(["numpy", "torch", "jax"]), default="numpy", show_default=True,
               help="torch and jax: a differentiable fn(q, k, v), its gradients by autograd.")  # fmt: skip
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Seed of the values.")
-@click.option(
-    "--time-limit",
-    type=click.FloatRange(0.01, 1e6),
-    callback=_finite,
-    default=10.0,
-    show_default=True,
-    help="Seconds for one call.",
-)
-@click.option(
-    "--memory",
-    type=click.FloatRange(0.1, 1e6),
-    callback=_finite,
-    default=4.0,
-    show_default=True,
-    help="Gigabytes it may take.",
-)
+@_amount("--time-limit", 0.01, 10.0, "Seconds for one call.")
+@_amount("--memory", 0.1, 4.0, "Gigabytes it may take.")
 @click.option("--html", "html_file", type=click.Path(dir_okay=False, writable=True), help="Write the report here.")
 @click.option(
     "--json", "json_file", type=click.Path(dir_okay=False, writable=True), help="Write the report here; - prints."
@@ -93,6 +78,8 @@ def command(
         "time_limit": time_limit,
         "level": level,
     }
+    from attngrad.auditor.process import run_in_child
+
     report = run_in_child({"target": target, "framework": framework, "memory": memory, "keywords": keywords})
     from rich.console import Console
 
@@ -166,121 +153,3 @@ def _value(name: str, text: str) -> Any:
         except ValueError:
             continue
     raise click.BadParameter(f"{name} must be true, false, none or numbers; got {text!r}.", param_hint="--option")
-
-
-def run_in_child(job: dict[str, Any]) -> AuditReport:
-    """The report of a child process, whatever becomes of it."""
-    import json
-    import os
-    import subprocess
-    import sys
-    import tempfile
-
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn
-
-    from attngrad.auditor.report import AuditReport, Finding
-
-    reading, writing = os.pipe()
-    silence = patience(job["keywords"]["time_limit"], job["keywords"]["effort"])
-    said = tempfile.TemporaryFile()  # noqa: SIM115 - a file, which a candidate cannot fill up as it could a pipe
-    process = subprocess.Popen(  # noqa: S603
-        [sys.executable, "-m", "attngrad.auditor.child", str(writing)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=said,
-        pass_fds=(writing,),
-        text=True,
-        start_new_session=True,  # so that what it starts can be ended with it
-    )
-    os.close(writing)
-    assert process.stdin is not None  # noqa: S101
-    outcome: dict[str, Any] = {}
-    try:
-        process.stdin.write(json.dumps(job))
-        process.stdin.close()
-        columns = (BarColumn(20), TextColumn("{task.description}", markup=False))
-        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task("importing", total=None)
-            for message in _messages(reading, silence):
-                if "progress" in message:
-                    done, total, text = message["progress"]
-                    bar.update(task, completed=done, total=total, description=text)
-                else:
-                    outcome = message
-                    break
-    finally:
-        os.close(reading)
-        status = _end(process)
-        said.seek(max(0, said.seek(0, os.SEEK_END) - 4000))
-        last_words = said.read().decode(errors="replace")
-        said.close()
-    if "report" in outcome:
-        return AuditReport.from_json(outcome["report"])
-    name = job["target"]
-    if "failed" in outcome:
-        return AuditReport(
-            name, "not audited", findings=(Finding("crash", outcome["failed"]),), traceback=outcome["traceback"]
-        )
-    told = f"it was ended after {silence:g} s without a sign." if "silence" in outcome else _ending(status)
-    return AuditReport(name, "not audited", findings=(Finding("exit", told),), traceback=last_words)
-
-
-def patience(time_limit: float, effort: str) -> float:
-    """Seconds without a sign after which a process is ended: imports and single calls stay well below.
-
-    >>> patience(10.0, "default")
-    90.0
-    """
-    return 30.0 + 3.0 * time_limit + (90.0 if effort == "full" else 30.0)
-
-
-def _end(process: subprocess.Popen[str]) -> int:
-    """The exit status of a process that is at its end, or is now; nothing that it started stays behind."""
-    import contextlib
-    import os
-    import signal
-    import subprocess
-
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(1.0)
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # nobody is left
-        os.killpg(process.pid, signal.SIGKILL)
-    return process.wait(10.0)
-
-
-def _ending(status: int) -> str:
-    import signal
-
-    if status in (-signal.SIGKILL, CLOSED):
-        return "it closed the descriptors of its process, or the system ended it for want of memory."
-    if status < 0:
-        return f"its process was ended by {signal.Signals(-status).name}."
-    return f"its process ended by itself (exit status {status})."
-
-
-def _messages(reading: int, silence: float) -> Any:
-    """The lines of JSON that come through, until they end or none comes for too long."""
-    import json
-    import os
-    import select
-
-    pending = b""
-    while True:
-        ready, _, _ = select.select([reading], [], [], silence)
-        if not ready:
-            yield {"silence": True}
-            return
-        chunk = os.read(reading, 1 << 16)
-        if not chunk:
-            return
-        pending += chunk
-        *lines, pending = pending.split(b"\n")
-        for line in lines:
-            try:
-                message = json.loads(line)
-            except ValueError:
-                message = None
-            if not isinstance(message, dict):
-                message = {"failed": "it wrote into the channel that its report comes through.", "traceback": ""}
-            yield message

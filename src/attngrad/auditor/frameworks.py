@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from attngrad.auditor.report import AuditReport, Finding
@@ -14,7 +15,10 @@ _ARRAYS = ("q", "k", "v", "dout", "q_dot", "k_dot", "v_dot", "dout_dot")
 OPTION_GRADIENTS = "the gradient of bias or sinks"
 _MORE = ("bias", "sinks")
 _TANGENTS = tuple(f"{name}_dot" for name in _MORE)
-Modes = dict[str, Callable[..., dict[str, Any]]]
+Mode = Callable[[Any, dict[str, Any], tuple[str, ...]], dict[str, Any]]
+"""Results of ``f``, a function of the inputs of these names, at arrays by name."""
+Call = Callable[[Any, dict[str, Any], dict[str, Any]], dict[str, Any]]
+"""The same of the candidate, at NumPy arrays and options."""
 
 
 def inputs_of(options: dict[str, Any]) -> tuple[str, ...]:
@@ -27,14 +31,60 @@ def function_of(fn: Any, options: dict[str, Any], names: tuple[str, ...]) -> Cal
     return lambda *x: fn(*x[:3], **(options | dict(zip(names[3:], x[3:], strict=True))))
 
 
+@cache
+def _modes(vjp: Callable[..., Any], jvp: Callable[..., Any], second: Callable[..., Any]) -> dict[str, Mode]:
+    """Every way to differentiate, by name; that to the gradients of q, k and v first, under the empty one.
+
+    The same functions for each audit: JAX compiles a function once.
+    """
+
+    def inputs(x: dict[str, Any], names: tuple[str, ...], suffix: str = "") -> tuple[Any, ...]:
+        return tuple(x[f"{n}{suffix}"] for n in names)
+
+    def gradients(f: Any, x: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+        out, grads = vjp(f, inputs(x, names), x["dout"], slice(3), unused=True)
+        return {"out": out, **dict(zip(("dq", "dk", "dv"), grads, strict=True))}
+
+    def option_gradients(f: Any, x: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+        if not names[3:]:
+            return {}
+        _, grads = vjp(f, inputs(x, names), x["dout"], slice(3, None))
+        return {f"d{n}": g for n, g in zip(names[3:], grads, strict=True)}
+
+    def forward_mode(f: Any, x: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+        return {"out_dot": jvp(f, inputs(x, names), inputs(x, names, "_dot"))[1]}
+
+    def double_backward(f: Any, x: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+        """The Hessian of <dout, out> applied to the tangents, plus the gradients along dout_dot."""
+        twice = second(f, inputs(x, names), x["dout"], inputs(x, names, "_dot"))
+        _, more = vjp(f, inputs(x, names), x["dout_dot"], slice(None))
+        return {f"d{n}_dot": a + b for n, a, b in zip(names, twice, more, strict=True)}
+
+    return {
+        "": gradients,
+        OPTION_GRADIENTS: option_gradients,
+        "forward mode": forward_mode,
+        "double backward": double_backward,
+    }
+
+
 def audit_differentiable(
-    fn: Any, gradients: Callable[..., dict[str, Any]], modes: Modes, **keywords: Any
+    fn: Any,
+    caller: Callable[[Mode], Call],
+    vjp: Callable[..., Any],
+    jvp: Callable[..., Any],
+    second: Callable[..., Any],
+    **keywords: Any,
 ) -> AuditReport:
     """Audit ``fn`` by its framework's own differentiation.
 
-    ``gradients(fn, arrays, options)`` gives out, dq, dk, dv; ``modes`` (gradients of options, forward mode, double
-    backward) give more results. A mode that the first call shows ``fn`` not to offer is left out, with a note.
+    ``vjp(f, inputs, dout, part)`` gives out and the gradients of that part of the inputs, ``jvp(f, inputs, tangents)``
+    out and its tangent, ``second(f, inputs, dout, tangents)`` the gradients of the gradients along the tangents;
+    ``caller`` lets a mode take NumPy arrays. A mode that the first call shows ``fn`` not to offer is left out, with a
+    note.
     """
+    modes = {name: caller(mode) for name, mode in _modes(vjp, jvp, second).items()}
+    gradients = modes.pop("")
     missing: dict[str, str] = {}
     settled: set[str] = set()
 

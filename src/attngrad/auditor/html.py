@@ -2,60 +2,22 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import math
 from html import escape
 
-from attngrad.auditor.report import AuditReport, Explained, Heat, symbol
-from attngrad.auditor.terminal import what
+from attngrad.auditor.report import AuditReport, Explained, Heat, short, symbol
+from attngrad.explain.template import fill, policy, text
 
-_STYLE = """
-:root { color-scheme: light dark; --ink: #1c1f24; --soft: #626a75; --paper: #ffffff; --line: #dfe3e8; --code: #f5f6f8;
-  --good: #1a7f37; --bad: #c62828; --unsure: #9a6700; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6e8eb; --soft: #9aa3ae; --paper: #14171b; --line: #30363d;
-  --code: #1d2127; --good: #56d364; --bad: #ff7b72; --unsure: #e3b341; } }
-body { font: 16px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); max-width: 62rem;
-  margin: 2rem auto; padding: 0 1.25rem; }
-h1 { font-size: 1.35rem; line-height: 1.35; margin: 0 0 .25rem; padding-left: .9rem; border-left: .4rem solid; }
-h1.right { border-color: var(--good); } h1.wrong { border-color: var(--bad); }
-h1.not-audited { border-color: var(--unsure); }
-h2 { font-size: 1.05rem; margin: 2rem 0 .5rem; }
-.facts { color: var(--soft); margin: 0 0 1.5rem; padding-left: 1.3rem; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; width: 100%; font-size: .93rem; }
-th { text-align: left; color: var(--soft); font-weight: 500; }
-th, td { padding: .35rem .8rem .35rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
-td.n { font-variant-numeric: tabular-nums; white-space: nowrap; }
-.ok { color: var(--good); font-weight: 600; } .no { color: var(--bad); font-weight: 600; }
-section.mistake { border: 1px solid var(--line); border-radius: .5rem; padding: .9rem 1.1rem; margin: .7rem 0; }
-section.mistake h3 { margin: 0 0 .5rem; font-size: 1rem; } section.mistake code { color: var(--bad); }
-dl { display: grid; grid-template-columns: 6rem 1fr; gap: .3rem .8rem; margin: 0; }
-dt { color: var(--soft); } dd { margin: 0; } dd.fix { font-weight: 600; }
-pre, dd.formula { font: .86rem/1.45 ui-monospace, monospace; }
-pre { background: var(--code); padding: .9rem 1rem; border-radius: .5rem; overflow-x: auto; }
-svg { max-width: 100%; height: auto; } svg text { fill: var(--soft); font: 11px system-ui, sans-serif; }
-"""
 _RAMP = ("#e8f3ec", "#fff3c4", "#fdd49e", "#fdbb84", "#fc8d59", "#ef6548", "#d7301f", "#990000")
 """From within rounding to as large as the result."""
 
 
 def page(report: AuditReport) -> str:
     """One HTML page."""
-    digest = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
-    s = report.settings
-    facts = [
-        report.candidate,
-        s.get("level"),
-        s.get("dtype"),
-        f"{s.get('cases', 0)} cases",
-        f"effort {s.get('effort')}",
-    ]
-    facts += [f"options {s['options']}"] if s.get("options") else []
+    style = "\n" + text("attngrad.auditor", "style.css")
     body = [
         f'<h1 class="{report.status.replace(" ", "-")}">{escape(report.verdict)}</h1>',
-        f'<p class="facts">{escape(" · ".join(str(f) for f in facts))}</p>',
+        f'<p class="facts">{escape(" · ".join(report.facts(effort=True)))}</p>',
         _stages(report),
         _mistakes(report),
         _findings(report),
@@ -63,18 +25,13 @@ def page(report: AuditReport) -> str:
         _block("The smallest failing case", report.smallest),
         _block("What the candidate raised", report.traceback),
     ]
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{escape(policy)}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>Audit of {escape(report.candidate)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
-        + "\n".join(part for part in body if part)
-        + "\n</body>\n</html>\n"
-    )
-
-
-def _number(x: float) -> str:
-    return "-" if not math.isfinite(x) else "0" if x == 0 else f"{x:.1e}"
+    parts = {
+        "CSP": escape(policy(style)),
+        "CANDIDATE": escape(report.candidate),
+        "STYLE": style,
+        "BODY": "\n".join(part for part in body if part),
+    }
+    return fill(text("attngrad.auditor", "page.html"), parts)
 
 
 def _stages(report: AuditReport) -> str:
@@ -86,9 +43,9 @@ def _stages(report: AuditReport) -> str:
         first = "<strong>first to diverge</strong>; " if stage.name == report.first else ""
         rows.append(
             f"<tr><td>{sign}</td><td><strong>{escape(symbol(stage.name))}</strong> {escape(stage.name)}</td>"
-            f'<td class="n">{_number(stage.error)}</td><td class="n">{_number(stage.allowed)}</td>'
+            f'<td class="n">{short(stage.error)}</td><td class="n">{short(stage.allowed)}</td>'
             f'<td class="n">{f"{stage.wrong} of {stage.cases}" if stage.wrong else ""}</td>'
-            f"<td>{first}{escape(what(stage))}</td></tr>"
+            f"<td>{first}{escape(stage.what)}</td></tr>"
         )
     head = "<tr><th></th><th>result</th><th>error</th><th>allowed</th><th>wrong in</th><th></th></tr>"
     return f'<h2>Results by stage</h2>\n<div class="scroll"><table>{head}{"".join(rows)}</table></div>'
@@ -157,7 +114,7 @@ def _heat(heat: Heat) -> str:
         for j, error in enumerate(row):
             squares.append(
                 f'<rect x="{left + j * side}" y="{top + i * side}" width="{side - 1}" height="{side - 1}" '
-                f'fill="{_colour(error, heat.allowed)}"><title>[{i}, {j}] {_number(error)}</title></rect>'
+                f'fill="{_colour(error, heat.allowed)}"><title>[{i}, {j}] {short(error)}</title></rect>'
             )
     bottom = top + rows * side + 16
     legend = [

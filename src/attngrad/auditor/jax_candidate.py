@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import numpy as np
 
-from attngrad.auditor.frameworks import OPTION_GRADIENTS, audit_differentiable, function_of, inputs_of
+from attngrad.auditor.frameworks import Call, Mode, audit_differentiable, function_of, inputs_of
 from attngrad.auditor.report import AuditReport
 
 
@@ -25,13 +24,10 @@ def audit(fn: Any, **keywords: Any) -> AuditReport:
     >>> audit(fn, effort="quick").mistakes
     ('scale-missing',)
     """
+    import jax
+
     keywords.setdefault("time_limit", 60.0)
-    modes = {
-        OPTION_GRADIENTS: _caller(_option_gradients),
-        "forward mode": _caller(_forward_mode),
-        "double backward": _caller(_double_backward),
-    }
-    return audit_differentiable(fn, _caller(_gradients), modes, **keywords)
+    return audit_differentiable(fn, _caller, _vjp, jax.jvp, _second, **keywords)
 
 
 def _x64() -> Any:
@@ -46,7 +42,7 @@ def _x64() -> Any:
 
 
 @cache
-def _compiled(mode: Callable[..., dict[str, Any]], fn: Any, static: tuple[tuple[str, Any], ...]) -> Any:
+def _compiled(mode: Mode, fn: Any, static: tuple[tuple[str, Any], ...]) -> Any:
     """``mode`` of ``fn`` under jit; compiled once per shape, for as long as ``fn`` lives here."""
     import jax
 
@@ -57,7 +53,7 @@ def _compiled(mode: Callable[..., dict[str, Any]], fn: Any, static: tuple[tuple[
     return jax.jit(run)
 
 
-def _caller(mode: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+def _caller(mode: Mode) -> Call:
     def call(fn: Any, given: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
         import jax
         import jax.numpy as jnp
@@ -76,36 +72,21 @@ def _has_arrays(option: Any) -> bool:
     return isinstance(option, np.ndarray) or (isinstance(option, tuple) and any(map(_has_arrays, option)))
 
 
-def _gradients(f: Any, x: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+def _vjp(f: Any, inputs: tuple[Any, ...], dout: Any, part: slice, unused: bool = False) -> tuple[Any, Any]:
     import jax
 
-    fixed = [x[n] for n in names[3:]]
-    out, pullback = jax.vjp(lambda *qkv: f(*qkv, *fixed), x["q"], x["k"], x["v"])
-    return {"out": out, **dict(zip(("dq", "dk", "dv"), pullback(x["dout"]), strict=True))}
+    def of_part(*moved: Any) -> Any:
+        given = list(inputs)
+        given[part] = moved
+        return f(*given)
+
+    out, pullback = jax.vjp(of_part, *inputs[part])
+    return out, pullback(dout)
 
 
-def _option_gradients(f: Any, x: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+def _second(f: Any, inputs: tuple[Any, ...], dout: Any, along: tuple[Any, ...]) -> Any:
+    """Reverse over reverse, which every custom rule can offer."""
     import jax
 
-    if not names[3:]:
-        return {}
-    _, pullback = jax.vjp(lambda *more: f(x["q"], x["k"], x["v"], *more), *(x[n] for n in names[3:]))
-    return {f"d{n}": g for n, g in zip(names[3:], pullback(x["dout"]), strict=True)}
-
-
-def _forward_mode(f: Any, x: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    import jax
-
-    primals, tangents = tuple(x[n] for n in names), tuple(x[f"{n}_dot"] for n in names)
-    return {"out_dot": jax.jvp(f, primals, tangents)[1]}
-
-
-def _double_backward(f: Any, x: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    """The gradients of the gradients, along the tangents: reverse over reverse, which every custom rule can offer."""
-    import jax
-
-    primals = tuple(x[n] for n in names)
-    _, pullback = jax.vjp(lambda *inputs: jax.vjp(f, *inputs)[1](x["dout"]), *primals)
-    twice = pullback(tuple(x[f"{n}_dot"] for n in names))
-    more = jax.vjp(f, *primals)[1](x["dout_dot"])
-    return {f"d{n}_dot": a + b for n, a, b in zip(names, twice, more, strict=True)}
+    _, pullback = jax.vjp(lambda *x: jax.vjp(f, *x)[1](dout), *inputs)
+    return pullback(along)

@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from attngrad.auditor.candidate import Caller
-from attngrad.auditor.cases import Case, Dims
+from attngrad.auditor.arguments import Caller
+from attngrad.auditor.cases import Case
+from attngrad.auditor.dims import Dims
 from attngrad.core.arrays import NDArray
 
 LEARNING_RATE = 0.25
@@ -59,11 +60,9 @@ def sizes(candidate: Any) -> Callable[[Dims], Dims | None]:
             return None
         if inspect.isclass(candidate):
             return n
-        layer = candidate
-        name = _attribute(layer, _WEIGHTS["w_q"])
-        fallback = getattr(layer, name).shape[0] if name else n.model or 1
-        model = int(getattr(layer, "d_model", fallback))
-        heads = int(getattr(layer, "num_heads", 1))
+        name = _attribute(candidate, _WEIGHTS["w_q"])
+        fallback = getattr(candidate, name).shape[0] if name else n.model or 1
+        model, heads = int(getattr(candidate, "d_model", fallback)), int(getattr(candidate, "num_heads", 1))
         return replace(n, hq=heads, hk=heads, d=model // heads, e=model // heads, model=model)
 
     return adapt

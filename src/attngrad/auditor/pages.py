@@ -8,7 +8,20 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from attngrad.auditor.mistakes import Mistake, catalogue, themes
+from attngrad.auditor.mistakes import Mistake, catalogue
+
+_THEMES = {
+    "scale": "The scale",
+    "softmax": "Softmax and its derivative",
+    "masks": "Causality, masks, windows",
+    "dropout": "Dropout",
+    "modifiers": "Softcap, bias, sinks",
+    "products": "Matrix products",
+    "heads": "Heads",
+    "tiles": "Tiles, chunks, precision",
+    "tangents": "Forward mode and second order",
+    "layer": "The layer",
+}
 
 
 def page(mistake: Mistake) -> str:
@@ -17,20 +30,11 @@ def page(mistake: Mistake) -> str:
     shown = notes[:12]
     needs = {"gqa": "groups of query heads", "layer": '`level="layer"`', "tangents": "a JVP or HVP candidate"}
     lines = [
-        f"# `{mistake.id}`: {mistake.title}",
-        "",
-        "What is computed:",
-        "",
-        f"    {mistake.formula}",
-        "",
-        "What it should be:",
-        "",
-        f"    {mistake.correct}",
-        "",
-        f"**Why it is wrong.** {mistake.why}",
-        "",
-        f"**The fix.** {mistake.fix}",
-        "",
+        *(f"# `{mistake.id}`: {mistake.title}", ""),
+        *("What is computed:", "", f"    {mistake.formula}", ""),
+        *("What it should be:", "", f"    {mistake.correct}", ""),
+        *(f"**Why it is wrong.** {mistake.why}", ""),
+        *(f"**The fix.** {mistake.fix}", ""),
     ]
     if mistake.needs:
         words = [needs.get(n, " or ".join(f"`{o}`" for o in n.split("|"))) for n in mistake.needs]
@@ -59,11 +63,12 @@ def index() -> str:
         "compute; it is named only where that reproduces the candidate's numbers in every case.",
         "",
     ]
-    for title, mistakes in themes().items():
+    for name, title in _THEMES.items():
         lines += [f"## {title}", "", "| id | what it is | computed |", "|---|---|---|"]
-        for m in mistakes:
-            formula = m.formula.replace("|", "\\|")
-            lines.append(f"| [`{m.id}`]({m.id}.md) | {m.title} | `{formula}` |")
+        for m in catalogue():
+            if m.theme == name:
+                formula = m.formula.replace("|", "\\|")
+                lines.append(f"| [`{m.id}`]({m.id}.md) | {m.title} | `{formula}` |")
         lines.append("")
     lines += ["```{toctree}", ":hidden:", ":glob:", "", "*", "```"]  # for the site: the pages under this one
     return "\n".join(lines) + "\n"

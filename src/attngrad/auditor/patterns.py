@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from attngrad.auditor.diagnose import Observation
+from attngrad.auditor.observation import Observation
+from attngrad.auditor.report import Heat
 from attngrad.auditor.truth import LONG
 
 _AXES = {4: ("batch", "head", "row", "column"), 3: ("batch", "head", "row"), 2: ("row", "column"), 1: ("head",)}
 _FLAT = {3: ("batch", "row", "column")}
 
 
+def _errors(o: Observation, name: str) -> Any:
+    """|actual - truth|, infinite where it is no number."""
+    with np.errstate(invalid="ignore"):
+        error = np.abs(o.results[name].astype(LONG) - o.truth.expected(name)).astype(np.float64)
+    return np.where(np.isnan(error), np.inf, error)
+
+
 def wrong_entries(o: Observation, name: str) -> Any:
     """Where the candidate is off by more than a thousandth of its largest error, and by more than rounding."""
-    truth = o.truth.value(name)
-    assert truth is not None  # noqa: S101
-    with np.errstate(invalid="ignore"):
-        error = np.abs(o.results[name].astype(LONG) - truth)
-    error = np.where(np.isneginf(truth) & np.isneginf(o.results[name].astype(LONG)), 0, error)
-    error = np.where(np.isnan(error), np.inf, error).astype(np.float64)
+    error = _errors(o, name)
+    error = np.where(np.isneginf(o.truth.expected(name)) & np.isneginf(o.results[name].astype(LONG)), 0.0, error)
     finite = error[np.isfinite(error)]
     top = float(np.max(finite, initial=0.0))
     return (error > 1e-3 * top) & (error > 2.0 * o.truth.bound(name)) | ~np.isfinite(error)
@@ -28,8 +33,7 @@ def wrong_entries(o: Observation, name: str) -> Any:
 
 def ratio(o: Observation, name: str) -> float | None:
     """The constant c with candidate = c * truth, if there is one."""
-    truth = o.truth.value(name)
-    assert truth is not None  # noqa: S101
+    truth = o.truth.expected(name)
     a, b = o.results[name].astype(LONG).ravel(), truth.ravel()
     if a.size < 2 or not np.isfinite(a).all() or not np.any(b != 0) or not np.isfinite(b).all():
         return None
@@ -69,3 +73,19 @@ def describe(o: Observation, name: str, flat: bool = False) -> str:
     if constant is not None:
         text += f" It is {constant:.6g} times what it should be."
     return text
+
+
+def heat_of(observations: Sequence[Observation], name: str) -> Heat | None:
+    """The error over (row, column) in the worst head of the largest case that fits on a page."""
+    bad = [o for o in observations if name in o.judgements and o.judgements[name].kind in ("wrong", "nan")]
+    held = [o for o in bad if o.results[name].ndim >= 2 and max(o.results[name].shape[-2:]) <= 48]
+    if not held:
+        return None
+    o = max(held, key=lambda o: o.size)
+    error = np.where(np.isneginf(o.truth.expected(name).astype(np.float64)), 0.0, _errors(o, name))
+    unit = o.truth.unit(name)
+    flat = error.reshape(-1, *error.shape[-2:])
+    head = int(np.argmax(np.max(flat, axis=(1, 2))))
+    where = tuple(int(i) for i in np.unravel_index(head, error.shape[:-2])) if error.ndim > 2 else ()
+    rows = tuple(tuple(float(x) for x in row) for row in flat[head] / unit)
+    return Heat(name, o.truth.case.name, where, rows, o.truth.bound(name) / unit)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -15,6 +16,8 @@ SYMBOLS = {
 """How pages and reports print the names; a tangent keeps its suffix."""
 
 EXIT = {"right": 0, "wrong": 1, "not audited": 2}
+CLOSED = 4
+"""The exit status of a child process that cannot speak any more."""
 
 
 def symbol(name: str) -> str:
@@ -25,6 +28,15 @@ def symbol(name: str) -> str:
     """
     base = name.removesuffix("_dot")
     return SYMBOLS.get(base, base) + ("_dot" if base != name else "")
+
+
+def short(x: float) -> str:
+    """An error in a few characters.
+
+    >>> short(0.0), short(1.25e-7), short(float("inf"))
+    ('0', '1.2e-07', '-')
+    """
+    return "-" if not math.isfinite(x) else "0" if x == 0 else f"{x:.1e}"
 
 
 @dataclass(frozen=True)
@@ -51,6 +63,19 @@ class Stage:
     def ok(self) -> bool:
         """Whether it is right in every case."""
         return self.status == "right"
+
+    @property
+    def what(self) -> str:
+        """What is wrong with it, in a few words."""
+        if self.ok:
+            return ""
+        if self.status == "shape":
+            return self.detail
+        at = "" if self.where is None else f" at {list(self.where)}"
+        if self.status == "nan":
+            return f"{self.got}{at}, should be {self.expected:.6g}" if self.expected is not None else "not finite"
+        values = "" if self.got is None else f": {self.got:.6g}, should be {self.expected:.6g}"
+        return f"{self.detail or 'worst'}{at}{values}"
 
 
 @dataclass(frozen=True)
@@ -164,6 +189,13 @@ class AuditReport:
         )
         return f"WRONG: {names} {'is' if len(bad) == 1 else 'are'} wrong; {told}."
 
+    def facts(self, *, effort: bool = False) -> list[str]:
+        """What was audited, and how."""
+        s = self.settings
+        facts = [self.candidate, str(s.get("level")), str(s.get("dtype")), f"{s.get('cases', 0)} cases"]
+        facts += [f"effort {s.get('effort')}"] if effort else []
+        return facts + ([f"options {s['options']}"] if s.get("options") else [])
+
     def __str__(self) -> str:
         from attngrad.auditor.terminal import as_text
 
@@ -184,20 +216,18 @@ class AuditReport:
     @classmethod
     def from_json(cls, text: str) -> AuditReport:
         """What ``to_json`` wrote."""
-        x = json.loads(text)
+        x = json.loads(text, object_hook=lambda found: {name: _tuples(value) for name, value in found.items()})
         for name in ("ok", "first"):
             x.pop(name)
-        x["mistakes"] = tuple(x["mistakes"])
         x["findings"] = tuple(Finding(**f) for f in x["findings"])
-        x["stages"] = tuple(
-            Stage(**{**s, "where": None if s["where"] is None else tuple(s["where"])}) for s in x["stages"]
-        )
+        x["stages"] = tuple(Stage(**s) for s in x["stages"])
         x["explanations"] = tuple(tuple(Explained(**m) for m in state) for state in x["explanations"])
-        if x["heat"] is not None:
-            heat = x["heat"]
-            rows = tuple(map(tuple, heat["errors"]))
-            x["heat"] = Heat(heat["name"], heat["case"], tuple(heat["head"]), rows, heat["allowed"])
+        x["heat"] = None if x["heat"] is None else Heat(**x["heat"])
         return cls(**x)
+
+
+def _tuples(x: Any) -> Any:
+    return tuple(map(_tuples, x)) if isinstance(x, list) else x
 
 
 def _plain(x: Any) -> Any:

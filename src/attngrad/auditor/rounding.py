@@ -8,15 +8,22 @@ however small it is.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from attngrad.auditor.layer_steps import merge_heads, split_heads
 from attngrad.auditor.pipeline import RESULTS, Pipeline, Undefined
-from attngrad.reference.dense import per_key_head, per_query_head, sum_to
-from attngrad.reference.dense import transpose as _t
+from attngrad.reference.dense import per_key_head, per_query_head, sum_to, transpose
 from attngrad.reference.modifiers import IDENTITY
+
+_PROJECTIONS = {
+    "projected": {"q": ("query", "w_q"), "k": ("key", "w_k"), "v": ("value", "w_v")},
+    "weight_gradient": {"dw_q": ("query", "dq"), "dw_k": ("key", "dk"), "dw_v": ("value", "dv")},
+    "input_gradient": {"dquery": ("dq", "w_q"), "dkey": ("dk", "w_k"), "dvalue": ("dv", "w_v")},
+}
+"""What is computed alike for q, k and v, by the method that does: its two factors."""
 
 
 class EntryErrors:
@@ -30,7 +37,9 @@ class EntryErrors:
         if name.startswith("__"):
             raise AttributeError(name)
         if name not in self._values:
-            self._values[name] = getattr(self, f"_{name}")()
+            projected = next((kind for kind, rows in _PROJECTIONS.items() if name in rows), None)
+            step = getattr(self, f"_{name}") if projected is None else partial(getattr(self, projected), name)
+            self._values[name] = step()
         return self._values[name]
 
     def size(self, name: str) -> Any:
@@ -51,28 +60,23 @@ class EntryErrors:
 
     # forward
 
-    def _input(self, name: str, x: str, w: str, heads: str = "num_kv_heads") -> Any:
+    def projected(self, name: str) -> Any:
+        """Of q, k and v: nothing, but in the layer, which computes them."""
         if not self.layered:
             return np.zeros(self.size(name).shape)
+        x, w = _PROJECTIONS["projected"][name]
         a, b = self.size(x), self.size(w)
-        return split_heads(self.product(a, np.zeros(a.shape), b, np.zeros(b.shape)), getattr(self.p, heads))
+        heads = self.p.num_heads if name == "q" else self.p.num_kv_heads
+        return split_heads(self.product(a, np.zeros(a.shape), b, np.zeros(b.shape)), heads)
 
-    def _q(self) -> Any:
-        return self._input("q", "query", "w_q", "num_heads")
-
-    def _k(self) -> Any:
-        return self._input("k", "key", "w_k")
-
-    def _v(self) -> Any:
-        return self._input("v", "value", "w_v")
-
-    def _heads(self, x: Any) -> Any:
+    def per_head(self, x: Any) -> Any:
+        """One for each query head."""
         return per_query_head(x, self.p.group)
 
     def _z(self) -> Any:
         scale = abs(float(self.p.scale_value))
-        k, ek = self._heads(self.size("k")), self._heads(self.k)
-        raw = self.product(self.size("q"), self.q, _t(k), _t(ek))
+        k, ek = self.per_head(self.size("k")), self.per_head(self.k)
+        raw = self.product(self.size("q"), self.q, transpose(k), transpose(ek))
         return scale * raw + 2.0 * self.eps * self.size("z") + self.tiny
 
     def _scores(self) -> Any:
@@ -101,29 +105,30 @@ class EntryErrors:
         grown = np.expm1(np.minimum(self.relative, 30.0))
         return np.where(self.seen, np.minimum(self.size("weights") * grown, 1.0) + self.tiny, 0.0)
 
-    def _kept(self) -> tuple[Any, Any]:
+    def kept(self) -> tuple[Any, Any]:
+        """The weights after dropout, and their error."""
         m = 1.0 if self.p.keep is None else np.asarray(self.p.keep, np.float64)
         return self.size("weights") * m, self.weights * m + 2.0 * self.eps * self.size("weights") * m
 
     def _out(self) -> Any:
-        a, ea = self._kept()
-        return self.product(a, ea, self._heads(self.size("v")), self._heads(self.v))
+        a, ea = self.kept()
+        return self.product(a, ea, self.per_head(self.size("v")), self.per_head(self.v))
 
     def _y(self) -> Any:
         w = self.size("w_o")
-        return self.product(self.size("merged"), merge_heads(self.out), w, np.zeros(w.shape))
+        return self.product(self.size("merged"), self.merged("out"), w, np.zeros(w.shape))
 
     # reverse
 
     def _dout(self) -> Any:
         if not self.layered:
             return np.zeros(self.size("dout").shape)
-        a, b = self.size("dy"), _t(self.size("w_o"))
+        a, b = self.size("dy"), transpose(self.size("w_o"))
         return split_heads(self.product(a, np.zeros(a.shape), b, np.zeros(b.shape)), self.p.num_heads)
 
     def _dweights(self) -> Any:
-        v, ev = self._heads(self.size("v")), self._heads(self.v)
-        error = self.product(self.size("dout"), self.dout, _t(v), _t(ev))
+        v, ev = self.per_head(self.size("v")), self.per_head(self.v)
+        error = self.product(self.size("dout"), self.dout, transpose(v), transpose(ev))
         m = 1.0 if self.p.keep is None else np.asarray(self.p.keep, np.float64)
         return (error + 2.0 * self.eps * self.size("dweights")) * m + self.tiny
 
@@ -158,51 +163,44 @@ class EntryErrors:
         return self.dscores * self.size("slope") + self.size("dscores") * slope + self.tiny
 
     def _dq(self) -> Any:
-        k, ek = self._heads(self.size("k")), self._heads(self.k)
+        k, ek = self.per_head(self.size("k")), self.per_head(self.k)
         scale = abs(float(self.p.scale_value))
         return scale * self.product(self.size("dz"), self.dz, k, ek) + 2.0 * self.eps * self.size("dq") + self.tiny
 
     def _dk(self) -> Any:
-        heads = self.product(_t(self.size("dz")), _t(self.dz), self.size("q"), self.q)
+        heads = self.product(transpose(self.size("dz")), transpose(self.dz), self.size("q"), self.q)
         scale = abs(float(self.p.scale_value))
         return scale * per_key_head(heads, self.p.k) * 2.0 + 4.0 * self.eps * self.size("dk") + self.tiny
 
     def _dv(self) -> Any:
-        a, ea = self._kept()
-        return 2.0 * per_key_head(self.product(_t(a), _t(ea), self.size("dout"), self.dout), self.p.v) + self.tiny
+        a, ea = self.kept()
+        return (
+            2.0 * per_key_head(self.product(transpose(a), transpose(ea), self.size("dout"), self.dout), self.p.v)
+            + self.tiny
+        )
 
     # the layer
 
-    def _outer(self, x: Any, dx: Any, ex: Any) -> Any:
-        a, b, eb = (m.reshape(-1, m.shape[-1]) for m in (x, dx, ex))
-        return self.product(_t(a), np.zeros(_t(a).shape), b, eb)
+    def weight_gradient(self, name: str) -> Any:
+        """Of dW = X^T dQ, and the like for k and v."""
+        x, d = _PROJECTIONS["weight_gradient"][name]
+        a, b, eb = (m.reshape(-1, m.shape[-1]) for m in (self.size(x), self.size(f"{d}_flat"), self.merged(d)))
+        return self.product(transpose(a), np.zeros(transpose(a).shape), b, eb)
 
-    def _back(self, dx: str, error: Any, w: str) -> Any:
-        b = _t(self.size(w))
-        return self.product(self.size(dx), merge_heads(error), b, np.zeros(b.shape))
+    def input_gradient(self, name: str) -> Any:
+        """Of dX = dQ W^T, and the like for k and v."""
+        d, w = _PROJECTIONS["input_gradient"][name]
+        b = transpose(self.size(w))
+        return self.product(self.size(f"{d}_flat"), self.merged(d), b, np.zeros(b.shape))
+
+    def merged(self, name: str) -> Any:
+        """The errors of heads side by side."""
+        return merge_heads(getattr(self, name))
 
     def _dw_o(self) -> Any:
-        x, ex = self.size("merged"), merge_heads(self.out)
+        x, ex = self.size("merged"), self.merged("out")
         a, ea, b = (m.reshape(-1, m.shape[-1]) for m in (x, ex, self.size("dy")))
-        return self.product(_t(a), _t(ea), b, np.zeros(b.shape))
-
-    def _dw_q(self) -> Any:
-        return self._outer(self.size("query"), self.size("dq_flat"), merge_heads(self.dq))
-
-    def _dw_k(self) -> Any:
-        return self._outer(self.size("key"), self.size("dk_flat"), merge_heads(self.dk))
-
-    def _dw_v(self) -> Any:
-        return self._outer(self.size("value"), self.size("dv_flat"), merge_heads(self.dv))
-
-    def _dquery(self) -> Any:
-        return self._back("dq_flat", self.dq, "w_q")
-
-    def _dkey(self) -> Any:
-        return self._back("dk_flat", self.dk, "w_k")
-
-    def _dvalue(self) -> Any:
-        return self._back("dv_flat", self.dv, "w_v")
+        return self.product(transpose(a), transpose(ea), b, np.zeros(b.shape))
 
     def _dx(self) -> Any:
         sizes = self.size("dquery") + self.size("dkey") + self.size("dvalue")
@@ -219,5 +217,5 @@ class TermErrors(EntryErrors):
         return np.full(self.size("z").shape, 2.0 * self.eps)
 
 
-ENTRYWISE = frozenset(name for name in RESULTS if f"_{name}" in vars(EntryErrors))
+ENTRYWISE = frozenset(name for name in RESULTS if f"_{name}" in vars(EntryErrors)).union(*_PROJECTIONS.values())
 """The results that have an error scale for every entry."""

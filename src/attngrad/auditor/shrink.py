@@ -9,24 +9,9 @@ from typing import Any
 import numpy as np
 
 from attngrad.auditor.budget import Budget
-from attngrad.auditor.cases import Case, Dims
+from attngrad.auditor.cases import Case
+from attngrad.auditor.dims import AXES, Dims
 from attngrad.core.arrays import NDArray
-from attngrad.core.options import OPTION_NAMES
-
-_AXES = {
-    "q": ("b", "hq", "t", "d"),
-    "k": ("b", "hk", "s", "d"),
-    "v": ("b", "hk", "s", "e"),
-    "dout": ("b", "hq", "t", "e"),
-    "query": ("b", "t", "model"),
-    "key": ("b", "s", "model"),
-    "value": ("b", "s", "model"),
-    "w_q": ("model", "inner"),
-    "w_k": ("model", "kv_inner"),
-    "w_v": ("model", "kv_inner"),
-    "w_o": ("inner", "model"),
-    "dy": ("b", "t", "model"),
-}
 
 
 def _cut(x: NDArray, axes: tuple[str, ...], n: Dims) -> NDArray:
@@ -38,25 +23,16 @@ def _cut(x: NDArray, axes: tuple[str, ...], n: Dims) -> NDArray:
 
 def cut(case: Case, n: Dims) -> Case:
     """The case at smaller sizes: every array cut to them."""
-    arrays = {
-        name: _cut(x, axes, n) if (axes := _AXES.get(name.removesuffix("_dot"))) is not None else x
-        for name, x in case.arrays.items()
-    }
-    options: dict[str, Any] = dict(case.options)
-    for name in ("mask", "bias"):
-        if isinstance(options.get(name), np.ndarray):
-            options[name] = _cut(options[name], ("b", "hq", "t", "s"), n)
-            if name == "bias" and "bias_dot" in arrays:
-                arrays["bias_dot"] = _cut(arrays["bias_dot"], ("b", "hq", "t", "s"), n)
-    if isinstance(options.get("sinks"), np.ndarray):
-        options["sinks"] = options["sinks"][: n.hq]
-        if "sinks_dot" in arrays:
-            arrays["sinks_dot"] = arrays["sinks_dot"][: n.hq]
+
+    def own(name: str, x: Any) -> Any:
+        axes = AXES.get(name.removesuffix("_dot"))
+        return _cut(x, axes, n) if axes is not None and isinstance(x, np.ndarray) and x.ndim else x
+
+    arrays = {name: own(name, x) for name, x in case.arrays.items()}
+    options = {name: own(name, x) for name, x in case.options.items()}
     if isinstance(options.get("segments"), tuple):
         ids, key_ids = options["segments"]
         options["segments"] = (_cut(ids, ("b", "t"), n), _cut(key_ids, ("b", "s"), n))
-    if isinstance(options.get("offset"), np.ndarray) and options["offset"].ndim:
-        options["offset"] = options["offset"][: n.b]
     return Case(case.name, n, arrays, options)
 
 
@@ -113,38 +89,3 @@ def shrink(case: Case, fails: Callable[[Case], bool], budget: Budget) -> Case:
         if fails(candidate):
             return candidate
     return case
-
-
-def _literal(x: NDArray) -> str:
-    dtype = str(x.dtype)
-    if x.dtype == np.bool_:
-        return f"np.array({x.tolist()})"
-    if x.dtype.kind in "iu":
-        return f"np.array({x.tolist()})"
-    values = x.astype(np.float64)
-    listed = np.array2string(values, separator=", ", threshold=10**6, floatmode="unique", max_line_width=110)
-    listed = listed.replace("inf", "np.inf").replace("nan", "np.nan")
-    name = "ml_dtypes.bfloat16" if dtype == "bfloat16" else f"np.{dtype}"
-    return f"np.array({listed}, dtype={name})"
-
-
-def as_code(case: Case, wanted: tuple[str, ...], call: str, option_names: tuple[str, ...], comment: str) -> str:
-    """A script that makes the case and calls the candidate."""
-    lines = ["import numpy as np"]
-    if any(str(x.dtype) == "bfloat16" for x in case.arrays.values()):
-        lines.append("import ml_dtypes")
-    lines += [f"# {line}" for line in comment.splitlines()]
-    lines += [f"{name} = {_literal(case.arrays[name])}" for name in wanted if name in case.arrays]
-    passed = []
-    for name, value in case.options.items():
-        if name in OPTION_NAMES and name in option_names:
-            shown = value
-            text = _literal(shown) if isinstance(shown, np.ndarray) else repr(shown)
-            if isinstance(shown, tuple) and any(isinstance(x, np.ndarray) for x in shown):
-                text = f"({', '.join(_literal(x) for x in shown)})"
-            if isinstance(shown, np.ndarray):
-                lines.append(f"{name} = {text}")
-                text = name
-            passed.append(f"{name}={text}")
-    lines.append(call.format(options="".join(f", {p}" for p in passed)))
-    return "\n".join(lines) + "\n"

@@ -2,59 +2,32 @@
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, Any
+import io
+from textwrap import indent
+from typing import Any
 
-from attngrad.auditor.report import AuditReport, Stage, symbol
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from attngrad.auditor.report import AuditReport, short, symbol
 from attngrad.explain.marks import mark
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 _COLOUR = {"right": "bold green", "wrong": "bold red", "not audited": "bold yellow"}
 
 
-def _number(x: float) -> str:
-    if not math.isfinite(x):
-        return "-"
-    return "0" if x == 0 else f"{x:.1e}"
-
-
-def _facts(report: AuditReport) -> list[str]:
-    s = report.settings
-    facts = [report.candidate, str(s["level"]), str(s["dtype"]), f"{s.get('cases', 0)} cases"]
-    return facts + ([f"options {s['options']}"] if s.get("options") else [])
-
-
-def what(stage: Stage) -> str:
-    """What is wrong with a result, in a few words."""
-    if stage.ok:
-        return ""
-    if stage.status == "shape":
-        return stage.detail
-    at = "" if stage.where is None else f" at {list(stage.where)}"
-    if stage.status == "nan":
-        return f"{stage.got}{at}, should be {stage.expected:.6g}" if stage.expected is not None else "not finite"
-    values = "" if stage.got is None else f": {stage.got:.6g}, should be {stage.expected:.6g}"
-    return f"{stage.detail or 'worst'}{at}{values}"
-
-
 def render(report: AuditReport, console: Console, *, width: int | None = None) -> None:
     """Print the report."""
-    from rich.table import Table
-    from rich.text import Text
-
     head, _, rest = report.verdict.partition(":")
     console.print(Text.assemble((head, _COLOUR[report.status]), f":{rest}"))
     if report.settings:
-        facts = " · ".join(_facts(report))
+        facts = " · ".join(report.facts())
         console.print(Text(facts.replace("·", "|") if console.options.ascii_only else facts, style="dim"))
     if report.stages:
         console.print()
         table = Table(box=None, pad_edge=False, header_style="dim")
-        for name, justify in (("", "left"), ("result", "left"), ("error", "right"), ("allowed", "right")):
-            table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
-        table.add_column("wrong in", justify="right", no_wrap=True)
+        for name in ("", "result", "error", "allowed", "wrong in"):
+            table.add_column(name, justify="left" if name in ("", "result") else "right", no_wrap=True)
         table.add_column("", ratio=1)
         for stage in report.stages:
             counted = f"{stage.wrong} of {stage.cases}" if stage.wrong else ""
@@ -62,28 +35,25 @@ def render(report: AuditReport, console: Console, *, width: int | None = None) -
             table.add_row(
                 mark(console, stage.ok),
                 Text(f"{symbol(stage.name)} ({stage.name})", "" if stage.ok else "bold"),
-                _number(stage.error),
-                _number(stage.allowed),
+                short(stage.error),
+                short(stage.allowed),
                 counted,
-                Text.assemble(first, what(stage)),
+                Text.assemble(first, stage.what),
             )
         console.print(table)
     _mistakes(report, console)
     _findings(report, console)
-    if report.smallest:
-        console.print()
-        console.print(Text("The smallest failing case", "bold"))
-        console.print(Text(_indent(report.smallest)), soft_wrap=True)
-    if report.traceback:
-        console.print()
-        console.print(Text("What the candidate raised", "bold"))
-        console.print(Text(_indent(report.traceback)), soft_wrap=True)
+    for title, text in (
+        ("The smallest failing case", report.smallest),
+        ("What the candidate raised", report.traceback),
+    ):
+        if text:
+            console.print()
+            console.print(Text(title, "bold"))
+            console.print(Text(indent(text.rstrip(), "    ", lambda line: True)), soft_wrap=True)
 
 
 def _mistakes(report: AuditReport, console: Console) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
     seen: set[str] = set()
     if len(report.explanations) > 1:
         console.print()
@@ -105,9 +75,6 @@ def _mistakes(report: AuditReport, console: Console) -> None:
 
 
 def _findings(report: AuditReport, console: Console) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
     patterns = [s for s in report.stages if s.pattern]
     if patterns:
         console.print()
@@ -126,16 +93,8 @@ def _findings(report: AuditReport, console: Console) -> None:
         console.print(Text.assemble(label, finding.text))
 
 
-def _indent(text: str) -> str:
-    return "\n".join(f"    {line}" for line in text.rstrip().splitlines())
-
-
 def as_text(report: AuditReport, width: int = 120) -> str:
     """The report without colours."""
-    import io
-
-    from rich.console import Console
-
     buffer: Any = io.StringIO()
     console = Console(file=buffer, width=width, color_system=None, force_terminal=False, legacy_windows=False)
     render(report, console)

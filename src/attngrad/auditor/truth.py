@@ -130,8 +130,7 @@ class Truth:
         self.naive = [Pipeline(case.given, self.dtype, (ways,)) for ways in _STRAIGHTFORWARD]
         self.errors = EntryErrors(self.exact, self.eps, self.tiny)
         self.terms = TermErrors(self.exact, self.eps, self.tiny)
-        self._bounds: dict[str, float] = {}
-        self._widest_bounds: dict[str, float] = {}
+        self._bounds: dict[tuple[str, bool], float] = {}
 
     def value(self, name: str) -> NDArray | None:
         """What the result should be; None where the case has no such result."""
@@ -141,25 +140,20 @@ class Truth:
             return None
         return found
 
-    def bound(self, name: str) -> float:
-        """The bound on the RMS error of a result."""
-        if name not in self._bounds:
-            truth = self.value(name)
-            assert truth is not None  # noqa: S101
-            with np.errstate(all="ignore"):
-                bound = rms_bound(self.naive, name, truth, self.eps)
-                self._bounds[name] = max(bound, self._floor(name, truth))
-        return self._bounds[name]
+    def expected(self, name: str) -> NDArray:
+        """What the result should be, in a case that has it."""
+        found: NDArray = getattr(self.exact, name)
+        return found
 
-    def _widest(self, name: str) -> float:
-        """The bound, by other orders of the same products as well."""
-        if name not in self._widest_bounds:
-            truth = self.value(name)
-            assert truth is not None  # noqa: S101
+    def bound(self, name: str, widest: bool = False) -> float:
+        """The bound on the RMS error of a result; the ``widest``, by other orders of the same products as well."""
+        if (name, widest) not in self._bounds:
+            truth = self.expected(name)
+            ways = [*self.naive, *self._orders] if widest else self.naive
             with np.errstate(all="ignore"):
-                bound = rms_bound([*self.naive, *self._orders], name, truth, self.eps)
-                self._widest_bounds[name] = max(bound, self.bound(name))
-        return self._widest_bounds[name]
+                least = self.bound(name) if widest else self._floor(name, truth)
+                self._bounds[name, widest] = max(rms_bound(ways, name, truth, self.eps), least)
+        return self._bounds[name, widest]
 
     @cached_property
     def _orders(self) -> list[Pipeline]:
@@ -202,16 +196,14 @@ class Truth:
 
     def unit(self, name: str) -> float:
         """What errors are measured in: the largest true entry, or the size of the terms where these cancel."""
-        truth = self.value(name)
-        assert truth is not None  # noqa: S101
+        truth = self.expected(name)
         largest = float(np.max(np.abs(np.where(np.isfinite(truth), truth, 0)), initial=0.0))
         unit = max(largest, self.bound(name) / (64.0 * self.eps))
         return unit if unit > 1e-30 else 1.0  # all zero: errors are absolute
 
     def judge(self, name: str, actual: NDArray) -> Judgement:
         """Whether ``actual`` is the result ``name``, within rounding."""
-        truth = self.value(name)
-        assert truth is not None  # noqa: S101
+        truth = self.expected(name)
         if actual.shape != truth.shape:
             return Judgement("shape", np.inf, np.inf, detail=f"shape {actual.shape}, should be {truth.shape}")
         if actual.size == 0:
@@ -231,7 +223,7 @@ class Truth:
             return self._found("nan", a, b, np.where(bad, np.inf, 0.0), unit, np.inf, bound)
         rms = rms_error(difference, np.zeros_like(difference))
         off = difference.astype(np.float64)
-        if rms > bound and rms > (bound := self._widest(name)):
+        if rms > bound and rms > (bound := self.bound(name, widest=True)):
             return self._found("wrong", a, b, off, unit, rms, bound)
         if name in ENTRYWISE:
             with np.errstate(divide="ignore", invalid="ignore"):

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from rich.console import Console
 
+import attngrad
 from attngrad.core.arrays import NDArray
 from attngrad.core.operands import Gradients, Tangents
 from attngrad.explain.marks import mark
 from attngrad.explain.terminal import plain_table
 from attngrad.testing import complex_step_hvp, complex_step_jvp, complex_step_vjp, relative_error
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
 
 TOLERANCE = 1e-12
 
@@ -37,11 +35,9 @@ def gradient_check(console: Console, seed: int = 0) -> bool:
     t = Tangents(*(rng.standard_normal(a.shape) for a in inputs))
     dout, dout_dot = rng.standard_normal((2, 2, 4, 3, 4))
 
-    from attngrad import hvp, jvp, vjp
-
-    _, pullback = vjp(q, k, v, **options)
-    _, out_dot = jvp((q, k, v), t[:3], bias_dot=t.bias, sinks_dot=t.sinks, **options)
-    _, grads_dot = hvp((q, k, v), t[:3], dout, dout_dot, bias_dot=t.bias, sinks_dot=t.sinks, **options)
+    _, pullback = attngrad.vjp(q, k, v, **options)
+    _, out_dot = attngrad.jvp((q, k, v), t[:3], bias_dot=t.bias, sinks_dot=t.sinks, **options)
+    _, grads_dot = attngrad.hvp((q, k, v), t[:3], dout, dout_dot, bias_dot=t.bias, sinks_dot=t.sinks, **options)
     rows: list[tuple[str, str, float]] = []
     truth = complex_step_vjp(q, k, v, dout, **options)
     rows += [("VJP", f"d{n}", relative_error(a, b)) for n, a, b in _pairs(pullback(dout), truth)]

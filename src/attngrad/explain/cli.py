@@ -58,24 +58,41 @@ _SEED = click.IntRange(0, 2**64 - 1)
 _PLACE = click.IntRange(0)
 
 
-@click.command(name="explain")
+class _Command(click.Command):
+    """A command that has, beside its own, a flag for each row of the table of options."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """All flags; those of the table come before --tangents. It is imported now, not with the command."""
+        there = [flag.name for flag in self.params]
+        at = there.index("tangents")
+        self.params[at:at] = [flag for flag in _flags() if flag.name not in there]
+        return super().get_params(ctx)
+
+
+def _flags() -> list[click.Parameter]:
+    from attngrad.core.options import OPTIONS, Kind
+
+    how: dict[Kind, dict[str, Any]] = {
+        Kind.NUMBER: {"type": float},
+        Kind.FLAG: {},
+        Kind.PAIR: {"callback": _sides},
+        Kind.SEED: {"type": _SEED},
+        Kind.OFFSET: {"type": int},
+        **{kind: {"callback": _numbers} for kind in (Kind.PLANE, Kind.PER_HEAD, Kind.IDS)},
+    }
+    found: list[click.Parameter] = []
+    for name, row in OPTIONS.items():
+        flag = f"--{name}/--no-{name}" if row.kind is Kind.FLAG else f"--{name}"
+        found.append(click.Option([flag], default=None, metavar=row.metavar, help=row.summary, **how[row.kind]))
+    return found
+
+
+@click.command(name="explain", cls=_Command)
 @click.option("--input", "input_file", type=click.Path(), metavar="FILE.npz", help=_NPZ)
 @click.option("--tokens", metavar="TEXT", help="Words; each gets a seeded embedding. With --input: labels.")
 @click.option("--shape", callback=_sizes, metavar="H,T,D", help="Random inputs of this shape; also T,D or B,H,T,D.")
 @click.option("--kv-heads", type=click.IntRange(1), metavar="N", help="Key heads (grouped queries).")
 @click.option("--seed", type=_SEED, metavar="N", default=0, show_default=True, help="Seed of the inputs.")
-@click.option("--scale", type=float, metavar="X", help="In place of 1/sqrt(D).")
-@click.option("--causal/--no-causal", default=None, help="No query sees a later key. [default: yes; no with --input]")
-@click.option("--window", callback=_sides, metavar="LEFT,RIGHT", help="Keys that a query sees to either side.")
-@click.option("--offset", type=int, metavar="N", help="The position of query 0 among the keys. [default: S - T]")
-@click.option(
-    "--mask", callback=_numbers, metavar="1,0/1,1", help="1 may attend, 0 may not: one row for all, or T rows."
-)
-@click.option("--bias", callback=_numbers, metavar="X,X/X,X", help="Added to the scores: one row for all, or T rows.")
-@click.option("--softcap", type=float, metavar="C", help="Scores become C tanh(scores / C).")
-@click.option("--sinks", callback=_numbers, metavar="X,...", help="One logit per query head.")
-@click.option("--dropout", type=float, default=0.0, metavar="RATE", help="Weights dropped, by --seed.")
-@click.option("--segments", callback=_numbers, metavar="IDS", help="Packed sequences: one id per token, 0,0,1,1.")
 @click.option("--tangents", is_flag=True, help="Also the JVP and the HVP, along a seeded direction.")
 @click.option("--entry", nargs=3, type=(str, int, int), metavar="NAME ROW COLUMN", help="The sum behind one number.")
 @click.option("--head", type=_PLACE, default=0, show_default=True, metavar="N", help="The head to show.")

@@ -1,72 +1,114 @@
-"""Where one entry of a trace stands: from a row, a column, a head and a batch entry to the letters of its formula."""
+"""The formula of one entry, read into its products; and what comes of it: a sum, term by term."""
 
 from __future__ import annotations
 
-import math
+import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import NamedTuple
 
-import numpy as np
+from attngrad.explain.rules import Rule
 
-from attngrad.core.checks import check_integer, fail
-from attngrad.explain.rules import KEY_SIDE, is_flat
-
-if TYPE_CHECKING:
-    from attngrad.explain.trace import Trace
+OUTER = ("scale", "log", "exp")
+_FACTOR = re.compile(r"(?:(cap'{0,2}|exp)\()?(\w+)\[(\w*)\]\)?")
 
 
-def index(t: Trace, name: str, env: Mapping[str, int]) -> tuple[int, ...]:
-    """The index into the array of a step."""
-    rule, shape = t.rules[name], t[name].shape
-    if rule.letters == "h":
-        return (env["h"],)
-    head = env["h"] // (t.group if name in KEY_SIDE else 1)
-    leading = tuple(int(n) for n in np.unravel_index(env["b"], t.operands.q.shape[:-3] or (1,)))
-    full = (*leading, *(() if is_flat(name) else (head,)), *(env[c] for c in rule.letters))
-    index = full[len(full) - len(shape) :]
-    return tuple(0 if n == 1 else a for a, n in zip(index, shape, strict=True))
+class Product(NamedTuple):
+    """One product of an entry formula: its sign, what it is summed over, its factors (function, name, letters)."""
+
+    sign: int
+    over: str
+    factors: tuple[tuple[str, str, str], ...]
 
 
-def locate(
-    t: Trace, function: str, name: str, row: int, column: int | None, head: int, batch: int | tuple[int, ...]
-) -> tuple[dict[str, int], float]:
-    """The letters of an entry, checked, and its value."""
-    x, rule = t[name], t.rules[name]
-    shape = (*(1,) * (len(rule.letters) - x.ndim), *x.shape)  # a bias may have fewer axes
-    extents = [int(n) for n in shape[-len(rule.letters) :]]
-    given: list[tuple[str, Any]] = [("row", row)]
-    if len(rule.letters) == 2:
-        if column is None:
-            fail(TypeError, function, "column", f"be given, for {name} is a matrix", "None")
-        given.append(("column", column))
-    elif column is not None:
-        fail(TypeError, function, "column", f"be None, for {name} has one number a row", column)
-    env = {"b": _batch(t, function, batch), "h": 0}
-    for letter, n, (argument, at) in zip(rule.letters, extents, given, strict=True):
-        env[letter] = _wrap(function, argument, at, n)
-    if rule.letters != "h" and not is_flat(name):
-        heads = t.operands.heads // (t.group if name in KEY_SIDE else 1)
-        own = _wrap(function, "head", head, heads)
-        env["h"] = own * (t.group if name in KEY_SIDE else 1)
-        if rule.letters[-1] in "de":
-            env["n"] = own * extents[-1] + env[rule.letters[-1]]
-            env["p"] = (env[rule.letters[-1]] + extents[-1] // 2) % extents[-1]
-    return env, float(x[index(t, name, env)])
+def parse(entry: str) -> tuple[str, list[Product]]:
+    """An entry formula as its outer function and its products.
+
+    >>> parse("scale sum_i dS[ij] Q[id]")
+    ('scale', [Product(sign=1, over='i', factors=(('', 'dS', 'ij'), ('', 'Q', 'id')))])
+    """
+    words = entry.split()
+    outer = words.pop(0) if words[0] in OUTER else ""
+    products, sign, over = [], 1, ""
+    factors: list[tuple[str, str, str]] = []
+    for word in [*words, "+"]:
+        if word in "+-":
+            if factors:
+                products.append(Product(sign, over, tuple(factors)))
+            sign, over, factors = (1 if word == "+" else -1), "", []
+        elif word.startswith("sum_"):
+            over = word[4:]
+        else:
+            match = _FACTOR.fullmatch(word)
+            if match is None:
+                raise ValueError(f"rules: {word!r} in {entry!r} is no factor.")
+            factors.append((match[1] or "", match[2], match[3]))
+    return outer, products
 
 
-def _batch(t: Trace, function: str, batch: int | tuple[int, ...]) -> int:
-    shape = t.operands.q.shape[:-3]
-    if isinstance(batch, tuple):
-        if len(batch) != len(shape):
-            fail(ValueError, function, "batch", f"have {len(shape)} indices, one a leading axis", batch)
-        places = tuple(_wrap(function, "batch", b, n) for b, n in zip(batch, shape, strict=True))
-        return int(np.ravel_multi_index(places, shape)) if shape else 0
-    return _wrap(function, "batch", batch, math.prod(shape))
+class Term(NamedTuple):
+    """One term: its sign, its factors as (label, number), and its value, the signed product."""
+
+    sign: int
+    factors: tuple[tuple[str, float], ...]
+    value: float
+
+    def __str__(self) -> str:
+        labels = " * ".join(label for label, _ in self.factors)
+        numbers = " * ".join(f"{number: .4f}" for _, number in self.factors)
+        return f"{'-' if self.sign < 0 else '+'} {labels}  =  {numbers}  =  {self.value: .6f}"
 
 
-def _wrap(function: str, argument: str, value: object, n: int) -> int:
-    """An index into n, negative ones from the end."""
-    at = check_integer(function, argument, value)
-    if not -n <= at < n:
-        fail(ValueError, function, argument, f"be in [{-n}, {n})", at)
-    return at % n
+class Explanation(NamedTuple):
+    """One entry of a trace as the sum it is: ``value = outer(sum of terms)``.
+
+    ``outer`` is "scale", "log", "exp" or "", and ``factor`` the scale; of a log, ``factor`` is the maximum m that is
+    taken out of the exponents. ``note`` says why terms are missing, where they are. ``total`` is the value that the
+    terms give, ``value`` the one in the trace: the same but for rounding.
+    """
+
+    name: str
+    place: str
+    formula: str
+    entry: str
+    outer: str
+    factor: float
+    terms: tuple[Term, ...]
+    total: float
+    value: float
+    note: str = ""
+
+    @property
+    def label(self) -> str:
+        """``dK[2, 1]``."""
+        return f"{self.name}[{self.place}]"
+
+    def __str__(self) -> str:
+        lines = [f"{self.label} = {self.entry or self.formula} = {self.value:.6f}"]
+        if self.note:
+            lines.append(f"  ({self.note})")
+        if self.outer == "scale":
+            lines.append(f"  scale = {self.factor:.6f}, times the sum of")
+        elif self.outer == "log":
+            lines.append(f"  m = {self.factor:.6f}, plus the logarithm of the sum of")
+        elif self.outer == "exp":
+            lines.append("  the exponential of the sum of")
+        width = max((len(" * ".join(label for label, _ in t.factors)) for t in self.terms), default=0)
+        for t in self.terms:
+            labels = " * ".join(label for label, _ in t.factors)
+            numbers = " * ".join(f"{number:9.4f}" for _, number in t.factors)
+            lines.append(f"  {'-' if t.sign < 0 else '+'} {labels:<{width}}  {numbers}  = {t.value:10.6f}")
+        return "\n".join(lines)
+
+
+def readable(rule: Rule, env: Mapping[str, int]) -> str:
+    """The entry formula with the letters of this entry replaced by their numbers: ``scale sum_i dS[i,2] Q[i,1]``."""
+    bound = {c: str(env[c]) for c in rule.letters if c in env}
+    if "n" not in rule.letters and "n" in env and "sum_n" not in rule.entry:
+        bound["n"] = str(env["n"])
+
+    def fill(match: re.Match[str]) -> str:
+        return "[" + ",".join(bound.get(c, c) for c in match[1]) + "]"
+
+    text = re.sub(r"\[(\w*)\]", fill, rule.entry)
+    text = re.sub(r"^(exp|log) (.*)$", r"\1(\2)", text)
+    return re.sub(r"^scale (.* [+-] .*)$", r"scale (\1)", text)

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 
 from attngrad.core.arrays import NDArray
+from attngrad.core.operands import DIFFERENTIABLE, INPUTS, QKV, unflatten
+from attngrad.core.options import OPTIONS, STATIC, Kind, Option
 from attngrad.explain.trace import Trace, trace
 
 TOKENS = "the cat sat down"
@@ -20,10 +22,12 @@ BYTES = 2**30
 """What a file may hold, unpacked: a small one can claim to be endless."""
 LARGEST = 4_000_000
 """Scores of all heads that a trace may have; each is a number of ten matrices."""
-_ARRAYS = ("dout", "dlse", "dout_dot", "dlse_dot")
-_OPTIONS = ("mask", "bias", "sinks", "offset")
-_DOTS = ("q_dot", "k_dot", "v_dot", "bias_dot", "sinks_dot")
-_KNOWN = {"q", "k", "v", *_ARRAYS, *_OPTIONS, *_DOTS, "q_segments", "k_segments", "scale", "softcap"}
+_COTANGENTS = ("dout", "dlse", "dout_dot", "dlse_dot")
+_DOTS = tuple(f"{name}_dot" for name in DIFFERENTIABLE)
+_ARRAYS = tuple(i.name for i in INPUTS if i.kind is not Kind.SEED)
+_NUMBERS = tuple(row.name for row in STATIC if row.kind is Kind.NUMBER and row.default is None)
+_KNOWN = {*_ARRAYS, *_NUMBERS, *_COTANGENTS, *_DOTS}
+"""What a file may have. Dropout is by the command, as its seed is."""
 
 
 def from_options(given: Mapping[str, Any]) -> Trace:
@@ -46,7 +50,7 @@ def from_options(given: Mapping[str, Any]) -> Trace:
     rng = np.random.default_rng([given["seed"], 1])
     dots: Any = tuple(arrays.pop(name, None) for name in _DOTS)
     if given["tangents"] and all(d is None for d in dots):
-        inputs = (q, k, v, options.get("bias"), options.get("sinks"))
+        inputs = (q, k, v, *(options.get(name) for name in DIFFERENTIABLE[3:]))
         dots = tuple(None if a is None else rng.standard_normal(a.shape).astype(a.dtype) for a in inputs)
     if "dout" not in arrays and "dlse" not in arrays and q.ndim and v.ndim:  # numbers are refused by trace
         arrays["dout"] = rng.standard_normal((*q.shape[:-1], v.shape[-1])).astype(q.dtype)
@@ -70,12 +74,8 @@ def make(
         raise ValueError(f"explain: --kv-heads must divide the {heads} heads; got {key_heads}.")
     _refuse_large(shape, shape)
     rng = np.random.default_rng([seed, 0])
-    leading = shape[:-3]
-    if len(shape) == 2:
-        sizes: dict[str, tuple[int, ...]] = {"q": shape, "k": shape, "v": shape}
-    else:
-        sizes = {"q": (*leading, heads, t, d), "k": (*leading, key_heads, t, d), "v": (*leading, key_heads, t, d)}
-    _refuse_large(sizes["q"], sizes["k"])
+    keys = shape if len(shape) == 2 else (*shape[:-3], key_heads, t, d)
+    sizes: dict[str, tuple[int, ...]] = {"q": shape, "k": keys, "v": keys}
     if tokens is None:
         return {name: rng.standard_normal(size) for name, size in sizes.items()}, None
     # X W: an embedding for each word, a projection for each head
@@ -92,41 +92,42 @@ def make(
 def _options(given: Mapping[str, Any], arrays: dict[str, Any]) -> dict[str, Any]:
     """The options of attention, those of the command over those of the file."""
     q = arrays["q"]
-    heads = q.shape[-3] if q.ndim > 2 else 1
-    options: dict[str, Any] = {n: arrays.pop(n) for n in (*_OPTIONS, "scale", "softcap") if n in arrays}
-    for name in ("scale", "softcap"):
-        if name in options:
-            options[name] = _one_number(name, options[name])
-    if "offset" in options and options["offset"].ndim == 0:
-        options["offset"] = options["offset"][()]  # an integer, if it is one
-    causal = given["causal"]
-    options["causal"] = given["input_file"] is None if causal is None else causal
-    options |= {name: given[name] for name in ("scale", "window", "offset", "softcap") if given[name] is not None}
-    if given["mask"] is not None:
-        rows = np.array(given["mask"])
-        if not np.isin(rows, (0.0, 1.0)).all():
-            raise ValueError("explain: --mask must be of 0 and 1; got other numbers. For additive terms use --bias.")
-        options["mask"] = rows.astype(bool)
-    if given["bias"] is not None:
-        options["bias"] = np.array(given["bias"], q.dtype)
-    for name in ("sinks", "segments"):
-        if given[name] is not None and len(given[name]) != 1:
-            raise ValueError(f"explain: --{name} must be one row; got {len(given[name])}.")
-    if given["sinks"] is not None:
-        options["sinks"] = np.array(given["sinks"][0], q.dtype)
-        if options["sinks"].shape != (heads,):
-            raise ValueError(f"explain: --sinks must have {heads} numbers, one a head; got {options['sinks'].size}.")
-    if given["dropout"]:
-        options |= {"dropout": given["dropout"], "seed": given["seed"]}
-    segments = [arrays.pop(name, None) for name in ("q_segments", "k_segments")]
-    if any(ids is not None for ids in segments):
-        options["segments"] = tuple(segments)
-    if given["segments"] is not None:
-        ids = np.array(given["segments"][0])
-        if not (np.abs(ids) < 2**53).all() or not np.array_equal(ids, ids.astype(int)):
-            raise ValueError("explain: --segments must be integer ids, one a token; got other numbers.")
-        options["segments"] = (ids.astype(int), ids.astype(int))
+    options = unflatten({name: arrays.pop(name) for name in _ARRAYS if name in arrays and name not in QKV})
+    for name, row in OPTIONS.items():
+        if row.kind is Kind.OFFSET and name in options and options[name].ndim == 0:
+            options[name] = options[name][()]  # an integer, if it is one
+        elif name in _NUMBERS and name in arrays:
+            options[name] = _one_number(name, arrays.pop(name))
+        if given[name] is not None and row.kind is not Kind.SEED:
+            options[name] = _value(row, given[name], q)
+    options.setdefault("causal", given["input_file"] is None)
+    if options.get("dropout"):
+        options["seed"] = given["seed"]
     return options
+
+
+def _value(row: Option, given: Any, q: NDArray) -> Any:
+    """What a flag of the command says, as ``attention`` takes it."""
+    flag = f"explain: --{row.name}"
+    if row.kind in (Kind.PER_HEAD, Kind.IDS) and len(given) != 1:
+        raise ValueError(f"{flag} must be one row; got {len(given)}.")
+    if row.kind is Kind.PER_HEAD:
+        heads = q.shape[-3] if q.ndim > 2 else 1
+        if len(given[0]) != heads:
+            raise ValueError(f"{flag} must have {heads} numbers, one a head; got {len(given[0])}.")
+        return np.array(given[0], q.dtype)
+    if row.kind is Kind.IDS:
+        ids = np.array(given[0])
+        if not (np.abs(ids) < 2**53).all() or not np.array_equal(ids, ids.astype(int)):
+            raise ValueError(f"{flag} must be integer ids, one a token; got other numbers.")
+        return ids.astype(int), ids.astype(int)
+    if row.kind is Kind.PLANE and row.differentiable:
+        return np.array(given, q.dtype)
+    if row.kind is Kind.PLANE:
+        if not np.isin(given, (0.0, 1.0)).all():
+            raise ValueError(f"{flag} must be of 0 and 1; got other numbers. For additive terms use --bias.")
+        return np.array(given, bool)
+    return given
 
 
 def _one_number(name: str, x: NDArray) -> float:

@@ -6,20 +6,17 @@ are in it, by their hashes, and nothing else. What users name (tokens, the title
 
 from __future__ import annotations
 
-import base64
 import dataclasses
-import hashlib
 import html
 import json
 import math
-from functools import lru_cache
-from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from attngrad.core.arrays import NDArray
 from attngrad.explain.rules import RULES
+from attngrad.explain.template import fill, policy, text
 from attngrad.explain.windows import check_place
 from attngrad.reference.dense import visibility
 
@@ -27,6 +24,7 @@ if TYPE_CHECKING:
     from attngrad.explain.trace import Trace
 
 
+_HERE = "attngrad.explain"
 SCRIPTS = ("model", "mistakes", "checks", "entries", "words", "view", "panel", "app")
 WHOLE, WINDOW = 12, 8
 """Matrices of up to WHOLE rows and columns are shown whole; of larger ones, a window of WINDOW."""
@@ -37,41 +35,27 @@ SOFTCAP = 1.5
 _STEPS = ("Q", "K", "V", "Z", "S", "L", "A", "O", "dO", "dV", "dA", "delta", "dS", "dZ", "dQ", "dK")
 
 
-@lru_cache
-def _file(name: str) -> str:
-    return (resources.files("attngrad.explain") / "page" / name).read_text(encoding="utf-8")
-
-
-def _hash(text: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-
-
 def page(trace: Trace, *, head: int = 0, batch: int = 0, title: str = "") -> str:
     """The page of one batch entry."""
     check_place("trace.to_html", trace, head, batch)
-    style = "\n" + _file("style.css")
-    script = '\n"use strict";\n(() => {\n' + "\n".join(_file(f"{name}.js") for name in SCRIPTS) + "\n})();\n"
-    policy = (
-        f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; "
-        "base-uri 'none'; form-action 'none'"
-    )
+    style = "\n" + text(_HERE, "style.css")
+    body = "\n".join(text(_HERE, f"{name}.js") for name in SCRIPTS)
+    script = f'\n"use strict";\n(() => {{\n{body}\n}})();\n'
     parts = {
-        "CSP": policy,
+        "CSP": policy(style, script),
         "TITLE": html.escape(title or "Attention, forward and backward"),
         "SUMMARY": html.escape(trace.summary(switches=False)),
         "STYLE": style,
         "DATA": _embed(data(trace, head, batch)),
         "SCRIPT": script,
     }
-    pieces = _file("page.html").split("@")
-    # the template is text and names in turn: @CSP@ and the like
-    return "".join(parts[piece] if n % 2 else piece for n, piece in enumerate(pieces))
+    return fill(text(_HERE, "page.html"), parts)
 
 
 def _embed(value: object) -> str:
     """JSON that no label can end: < and the line separators are written as escapes."""
-    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    found = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    return found.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def data(trace: Trace, head: int, batch: int) -> dict[str, Any]:
@@ -152,40 +136,35 @@ def _nested(a: NDArray) -> list[Any]:
     return one(a.tolist())  # type: ignore[no-any-return]
 
 
+_AXES = {"q": "hi", "k": "gj", "v": "gj", "dout": "hi", "dlse": "hi", "sinks": "h"}
+"""The axes of the arrays of a page: h query head, g key head, i query, j key; of others, hij."""
+
+
 def _fit(
     arrays: dict[str, NDArray | None], head: int, group: int, notes: list[str]
 ) -> tuple[dict[str, NDArray | None], int, list[str]]:
     """Cut what is too much for a page to compute: to the group of ``head``, then to the first tokens; and say so."""
     q, k, v = arrays["q"], arrays["k"], arrays["v"]
     assert q is not None and k is not None and v is not None  # noqa: S101, PT018  (for the type checker)
-    features = q.shape[-1] + v.shape[-1]
-
-    def work(heads: int, t: int, s: int) -> int:
-        return int(5 * heads * t * s * features)
-
     heads, t, s = q.shape[0], q.shape[1], k.shape[1]
-    if work(heads, t, s) <= WORK:
+    each = 5 * (q.shape[-1] + v.shape[-1])  # products a score
+    if each * heads * t * s <= WORK:
         return arrays, head, notes
+    part: dict[str, slice] = {}
     if heads > group:
-        first = head // group * group
-        own = {name: slice(first, first + group) for name in arrays}
-        own |= {name: slice(head // group, head // group + 1) for name in ("k", "v")}
-        arrays = {name: None if a is None else a[own[name]] for name, a in arrays.items()}
+        own = head // group
+        first = own * group
+        part |= {"h": slice(first, first + group), "g": slice(own, own + 1)}
         notes = [*notes, f"Large input: heads {first} to {first + group - 1} of {heads} are on this page."]
         head -= first
-    if work(group, t, s) > WORK:
-        n = max(WINDOW, int(math.sqrt(WORK / work(group, 1, 1))))
+    if each * group * t * s > WORK:
+        n = max(WINDOW, int(math.sqrt(WORK / (each * group))))
         rows, columns = min(t, n), min(s, n)
-        cut: dict[str, tuple[slice, ...]] = {
-            "q": (slice(None), slice(rows)),
-            "dout": (slice(None), slice(rows)),
-            "dlse": (slice(None), slice(rows)),
-            "k": (slice(None), slice(columns)),
-            "v": (slice(None), slice(columns)),
-            "sinks": (slice(None),),
-        }
-        both = (slice(None), slice(rows), slice(columns))
-        arrays = {name: None if a is None else a[cut.get(name, both)] for name, a in arrays.items()}
+        part |= {"i": slice(rows), "j": slice(columns)}
         words = f"Large input: the first {rows} of {t} queries and {columns} of {s} keys are on this page"
         notes = [*notes, f"{words}, and its numbers are those of this part."]
-    return {name: None if a is None else np.array(a) for name, a in arrays.items()}, head, notes
+
+    def own_part(name: str, a: NDArray) -> NDArray:
+        return np.array(a[tuple(part.get(axis, slice(None)) for axis in _AXES.get(name, "hij"))])
+
+    return {name: None if a is None else own_part(name, a) for name, a in arrays.items()}, head, notes

@@ -6,8 +6,7 @@ import math
 import re
 from typing import TYPE_CHECKING
 
-from attngrad.explain.rules import STAGES
-from attngrad.explain.windows import Matrix, check_place, matrix, number, shown
+from attngrad.explain.windows import Matrix, by_stage, check_place, matrix, number
 
 if TYPE_CHECKING:
     from attngrad.explain.trace import Trace
@@ -111,10 +110,7 @@ def document(trace: Trace, *, head: int = 0, batch: int = 0) -> str:
     if trace.tokens is not None:
         queries, keys = (", ".join(escape(label) for label in labels) for labels in trace.tokens)
         lines.append(rf"\par Queries: {queries}." + ("" if queries == keys else rf" Keys: {keys}."))
-    for stage, title in STAGES.items():
-        names = [n for n in shown(trace) if trace.rules[n].stage == stage]
-        if not names:
-            continue
+    for title, names in by_stage(trace):
         lines.append(rf"\subsection*{{{title}}}")
         for name in names:
             rule, m = trace.rules[name], matrix(trace, name, head, batch, ROWS, COLUMNS)

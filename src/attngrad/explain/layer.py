@@ -15,84 +15,70 @@ from attngrad.explain.tokens import Tokens
 from attngrad.explain.trace import Trace
 from attngrad.explain.values import compute, widen
 from attngrad.layers.linear import affine, affine_vjp, merge, split
-from attngrad.layers.rope import Rotation, rotation
 
 if TYPE_CHECKING:
-    from attngrad.layers import MultiHeadAttention
-    from attngrad.layers.checks import Call
+    from attngrad.layers.projections import Projections
+    from attngrad.layers.rope import Rotation
 
 
 _INPUT = {"query": "X", "key": "X_k", "value": "X_v"}
 _ROW = {"q": "i", "k": "j", "v": "j"}
 
 
+def _forward(name: str, letters: str, formula: str, entry: str = "") -> Rule:
+    return Rule(name, "", "forward", letters, formula, entry)
+
+
+def _backward(name: str, letters: str, formula: str, entry: str = "") -> Rule:
+    return Rule(name, "", "backward", letters, formula, entry)
+
+
 def _rules(source: Mapping[str, str], params: Mapping[str, Any], rope: bool) -> tuple[list[Rule], list[Rule]]:
     """The rules of the projections: those before attention, and those after it."""
-    before = [Rule(_INPUT[name], "", "forward", "im", f"the {name}") for name in dict.fromkeys(source.values())]
+    before = [_forward(_INPUT[name], "im", f"the {name}") for name in dict.fromkeys(source.values())]
     for c in "qkvo":
-        before.append(Rule(f"W_{c}", "", "forward", "mn" if c != "o" else "nm", "a weight"))
+        before.append(_forward(f"W_{c}", "mn" if c != "o" else "nm", "a weight"))
         if f"b_{c}" in params:
-            before.append(Rule(f"b_{c}", "", "forward", "n" if c != "o" else "m", "a bias"))
+            before.append(_forward(f"b_{c}", "n" if c != "o" else "m", "a bias"))
     after: list[Rule] = []
     inputs: dict[str, list[tuple[str, str]]] = {}
     for c, name in source.items():
-        big, row, column = c.upper(), _ROW[c], "e" if c == "v" else "d"
+        big, row = c.upper(), _ROW[c]
+        letters = row + ("e" if c == "v" else "d")
         x, bias = _INPUT[name], f"b_{c}" in params
-        product = f"{x} W_{c}{f' + b_{c}' if bias else ''}, by heads"
-        entry = f"sum_m {x}[{row}m] W_{c}[mn]{f' + b_{c}[n]' if bias else ''}"
         turns = rope and c != "v"
         inner = f"{big}_in" if turns else big
-        before.append(Rule(inner, "", "forward", row + column, product, entry))
+        product = f"{x} W_{c}{f' + b_{c}' if bias else ''}, by heads"
+        entry = f"sum_m {x}[{row}m] W_{c}[mn]{f' + b_{c}[n]' if bias else ''}"
+        before.append(_forward(inner, letters, product, entry))
         if turns:
-            cell, partner = f"[{row}{column}]", f"[{row}p]"
-            before += [
-                Rule(f"cos_{c}", "", "forward", row + column, "the cosines of the positions"),
-                Rule(f"sin_{c}", "", "forward", row + column, "the sines of the positions, with their signs"),
-                Rule(
-                    big,
-                    "",
-                    "forward",
-                    row + column,
-                    f"rope({inner})",
-                    f"cos_{c}{cell} {inner}{cell} + sin_{c}{cell} {inner}{partner}",
-                ),
-            ]
-            after.append(
-                Rule(
-                    f"d{inner}",
-                    "",
-                    "backward",
-                    row + column,
-                    f"rope^T(d{big})",
-                    f"cos_{c}{cell} d{big}{cell} - sin_{c}{cell} d{big}{partner}",
-                )
-            )
-        after.append(Rule(f"dW_{c}", "", "backward", "mn", f"{x}^T d{inner}", f"sum_bi {x}[im] d{inner}[in]"))
+            cos, sin, at, partner = f"cos_{c}[{letters}]", f"sin_{c}[{letters}]", f"[{letters}]", f"[{row}p]"
+            turned = f"{cos} {inner}{at} + {sin} {inner}{partner}"
+            before.append(_forward(f"cos_{c}", letters, "the cosines of the positions"))
+            before.append(_forward(f"sin_{c}", letters, "the sines of the positions, with their signs"))
+            before.append(_forward(big, letters, f"rope({inner})", turned))
+            back = f"{cos} d{big}{at} - {sin} d{big}{partner}"
+            after.append(_backward(f"d{inner}", letters, f"rope^T(d{big})", back))
+        after.append(_backward(f"dW_{c}", "mn", f"{x}^T d{inner}", f"sum_bi {x}[im] d{inner}[in]"))
         if bias:
-            after.append(Rule(f"db_{c}", "", "backward", "n", f"sum(d{inner})", f"sum_bi d{inner}[in]"))
+            after.append(_backward(f"db_{c}", "n", f"sum(d{inner})", f"sum_bi d{inner}[in]"))
         inputs.setdefault(x, []).append((f"d{inner}", f"W_{c}"))
     for x, parts in inputs.items():
         formula = " + ".join(f"{d} {w}^T" for d, w in parts)
         entry = " + ".join(f"sum_n {d}[in] {w}[mn]" for d, w in parts)
-        after.append(Rule(f"d{x}", "", "backward", "im", formula, entry))
+        after.append(_backward(f"d{x}", "im", formula, entry))
     return before, after
 
 
 def _output_rules(bias: bool) -> tuple[Rule, list[Rule]]:
-    y = Rule(
-        "Y",
-        "",
-        "forward",
-        "im",
-        f"O W_o{' + b_o' if bias else ''}, heads merged",
-        f"sum_n O[in] W_o[nm]{' + b_o[m]' if bias else ''}",
-    )
-    back = [Rule("dY", "", "backward", "im", "the loss gradient at Y, given")]
-    back.append(Rule("dW_o", "", "backward", "nm", "O^T dY", "sum_bi O[in] dY[im]"))
-    if bias:
-        back.append(Rule("db_o", "", "backward", "m", "sum(dY)", "sum_bi dY[im]"))
-    back.append(Rule("dO", "", "backward", "ie", "dY W_o^T, by heads", "sum_m dY[im] W_o[nm]"))
-    return y, back
+    formula, entry = ("O W_o + b_o", "sum_n O[in] W_o[nm] + b_o[m]") if bias else ("O W_o", "sum_n O[in] W_o[nm]")
+    back = [
+        _backward("dY", "im", "the loss gradient at Y, given"),
+        _backward("dW_o", "nm", "O^T dY", "sum_bi O[in] dY[im]"),
+        *([_backward("db_o", "m", "sum(dY)", "sum_bi dY[im]")] if bias else []),
+        _backward("dO", "ie", "dY W_o^T, by heads", "sum_m dY[im] W_o[nm]"),
+    ]
+    return _forward("Y", "im", f"{formula}, heads merged", entry), back
 
 
 def _turned(turn: Rotation, shape: tuple[int, ...]) -> tuple[NDArray, NDArray]:
@@ -102,49 +88,39 @@ def _turned(turn: Rotation, shape: tuple[int, ...]) -> tuple[NDArray, NDArray]:
     return np.broadcast_to(cos, shape), np.broadcast_to(sin, shape)
 
 
-def trace_layer(
-    layer: MultiHeadAttention, call: Call, dy: NDArray | None, options: OptionArguments, tokens: Tokens | None
-) -> Trace:
-    """The trace of one checked call of a layer; the layer itself is left as it is."""
-    x = {name: a.astype(np.float64) for name, a in call.inputs.items()}
-    w = {name: p.astype(np.float64) for name, p in layer.params.items()}
-    values: dict[str, NDArray] = {_INPUT[name]: a for name, a in x.items()}
-    values |= {f"{'W' if name[0] == 'w' else 'b'}{name[1:]}": p for name, p in w.items()}
-    turns: dict[str, Rotation] = {}
+def trace_layer(p: Projections, dy: NDArray | None, options: OptionArguments, tokens: Tokens | None) -> Trace:
+    """The trace of one checked call of a layer, its projections in float64."""
+    values: dict[str, NDArray] = {_INPUT[name]: a for name, a in p.x.items()}
+    values |= {f"{'W' if name[0] == 'w' else 'b'}{name[1:]}": a for name, a in p.w.items()}
+    w_o = p.w["w_o"]
     heads: dict[str, NDArray] = {}
     with np.errstate(all="ignore"):
-        for c, name in call.source.items():
-            heads[c] = split(affine(x[name], w[f"w_{c}"], w.get(f"b_{c}")), layer.d_head)
-            if layer.rope is not None and c != "v":
-                start = call.offset if c == "q" else 0
-                turns[c] = rotation(layer.rope, layer.d_head, x[name].shape[-2], start, np.float64)
+        for c, name in p.source.items():
+            heads[c] = split(affine(p.x[name], p.w[f"w_{c}"], p.w.get(f"b_{c}")), p.d_head)
+            if c in p.turns:
                 values[f"{c.upper()}_in"] = heads[c]
-                values[f"cos_{c}"], values[f"sin_{c}"] = _turned(turns[c], heads[c].shape)
-                heads[c] = turns[c].apply(heads[c])
+                values[f"cos_{c}"], values[f"sin_{c}"] = _turned(p.turns[c], heads[c].shape)
+                heads[c] = p.turns[c].apply(heads[c])
         wide = {n: a.astype(np.float64) if n in ("bias", "sinks") and a is not None else a for n, a in options.items()}  # type: ignore[attr-defined]
         operands, o, _ = bind("MultiHeadAttention.trace", heads["q"], heads["k"], heads["v"], wide)
-        dout = None
-        if dy is not None:
-            wide_dy = dy.astype(np.float64)
-            values["dY"] = wide_dy
         operands = widen(operands)
-        if dy is not None:
-            dout = np.ascontiguousarray(split(affine(wide_dy, w["w_o"].T), layer.d_head))
+        dout = None if dy is None else np.ascontiguousarray(split(affine(dy, w_o.T), p.d_head))
         inner, flags = compute(operands, o, dout)
         values |= inner
         merged = merge(inner["O"])
-        values["Y"] = affine(merged, w["w_o"], w.get("b_o"))
+        values["Y"] = affine(merged, w_o, p.w.get("b_o"))
         if dy is not None:
-            _, values["dW_o"], values["db_o"] = affine_vjp(merged, w["w_o"], wide_dy)
-            for c, name in call.source.items():
+            values["dY"] = dy
+            _, values["dW_o"], values["db_o"] = affine_vjp(merged, w_o, dy)
+            for c, name in p.source.items():
                 dheads = inner[f"d{c.upper()}"]
-                if c in turns:
-                    dheads = values[f"d{c.upper()}_in"] = turns[c].invert(dheads)
-                dx, values[f"dW_{c}"], values[f"db_{c}"] = affine_vjp(x[name], w[f"w_{c}"], merge(dheads))
+                if c in p.turns:
+                    dheads = values[f"d{c.upper()}_in"] = p.turns[c].invert(dheads)
+                dx, values[f"dW_{c}"], values[f"db_{c}"] = affine_vjp(p.x[name], p.w[f"w_{c}"], merge(dheads))
                 key = f"d{_INPUT[name]}"
                 values[key] = values[key] + dx if key in values else dx
-    before, after = _rules(call.source, layer.params, layer.rope is not None)
-    y, back = _output_rules("b_o" in layer.params)
+    before, after = _rules(p.source, p.w, bool(p.turns))
+    y, back = _output_rules("b_o" in p.w)
     # attention's own rules for what a layer computes are replaced
     made = {rule.name for rule in (*before, *back)}
     body = [rule for rule in RULES if rule.name not in made]

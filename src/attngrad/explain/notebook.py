@@ -5,11 +5,8 @@ from __future__ import annotations
 import html
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from attngrad.explain.rules import STAGES
-from attngrad.explain.terminal import BLUE, ORANGE
-from attngrad.explain.windows import Matrix, matrix, number, shown
+from attngrad.explain.heat import heat
+from attngrad.explain.windows import Matrix, by_stage, matrix
 
 if TYPE_CHECKING:
     from attngrad.explain.trace import Trace
@@ -20,24 +17,19 @@ _CELL = "padding:2px 6px;text-align:right;font:12px ui-monospace,monospace;borde
 
 
 def _table(m: Matrix) -> str:
-    finite = np.abs(m.values[np.isfinite(m.values)])
-    largest = float(finite.max(initial=0.0)) or 1.0
     head = ""
     if m.columns:
         labels = "".join(f'<th style="{_CELL};opacity:.6">{html.escape(label)}</th>' for label in m.columns)
         head = f"<tr><th></th>{labels}</tr>" if m.rows else f"<tr>{labels}</tr>"
     body = []
-    for i, row in enumerate(m.values):
+    for i, row in enumerate(heat(m)):
         cells = [f'<th style="{_CELL};opacity:.6">{html.escape(m.rows[i])}</th>'] if m.rows else []
-        for value, hidden in zip(row, m.hidden[i], strict=True):
-            if hidden:
+        for cell in row:
+            if cell is None:
                 cells.append(f'<td style="{_CELL};opacity:.5" title="hidden">&middot;</td>')
-                continue
-            strength = min(1.0, abs(float(value)) / largest) if np.isfinite(value) else 0.0
-            paint = ",".join(str(round(255 + (c - 255) * strength)) for c in (ORANGE if value > 0 else BLUE))
-            ink = "#fff" if strength > 0.7 else "#111"
-            style = f"{_CELL};background:rgb({paint});color:{ink}"
-            cells.append(f'<td style="{style}" title="{float(value)!r}">{number(float(value))}</td>')
+            else:
+                style = f"{_CELL};background:{cell.colour};color:{'#fff' if cell.dark else '#111'}"
+                cells.append(f'<td style="{style}" title="{cell.value!r}">{cell.text}</td>')
         body.append(f"<tr>{''.join(cells)}</tr>")
     return f'<table style="border-collapse:collapse;margin:0">{head}{"".join(body)}</table>'
 
@@ -45,10 +37,7 @@ def _table(m: Matrix) -> str:
 def render(trace: Trace, head: int = 0, batch: int = 0) -> str:
     """The trace of one head; other heads are a call of ``print`` or a page away."""
     parts = [f"<div><p>{html.escape(trace.summary())}; head {head}, batch {batch}</p>"]
-    for stage, title in STAGES.items():
-        names = [n for n in shown(trace) if trace.rules[n].stage == stage]
-        if not names:
-            continue
+    for title, names in by_stage(trace):
         parts.append(f'<p style="margin:0"><b>{title}</b></p><div style="{_FLOW}">')
         for name in names:
             rule = trace.rules[name]
@@ -58,9 +47,8 @@ def render(trace: Trace, head: int = 0, batch: int = 0) -> str:
             caption = f"<b>{name}</b> <span>{equals}{html.escape(rule.formula)}</span>{cut}"
             parts.append(f'<div><div style="font:12px sans-serif;margin-bottom:3px">{caption}</div>{_table(m)}</div>')
         parts.append("</div>")
-    marks = (("#1a7f37", "&#10003;"), ("#b3261e", "&#10007;"))
     for i in trace.invariants:
-        colour, sign = marks[0 if i.holds else 1]
+        colour, sign = ("#1a7f37", "&#10003;") if i.holds else ("#b3261e", "&#10007;")
         text = f"{html.escape(i.claim)} <span style='opacity:.6'>off by {i.error:.0e}</span>"
         parts.append(f'<div><b style="color:{colour}">{sign}</b> {text}</div>')
     return "".join(parts) + "</div>"

@@ -1,55 +1,46 @@
-"""A trace in the terminal: every matrix as numbers on a signed heat, and what must hold; and the worked example."""
+"""A trace in the terminal: every matrix as numbers on a signed heat, and what must hold."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
+from rich.console import Console, Group
+from rich.markup import escape
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
 
+from attngrad.explain.heat import heat
 from attngrad.explain.marks import mark
-from attngrad.explain.rules import STAGES
-from attngrad.explain.windows import Matrix, check_place, matrix, number, shown
+from attngrad.explain.windows import Matrix, by_stage, check_place, matrix
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-    from rich.table import Table
-
-    from attngrad.explain.terms import Explanation
+    from attngrad.explain.entries import Explanation
     from attngrad.explain.trace import Trace
 
 
 CELL = 7
 ROWS = 12
 GAP = 3
-BLUE, ORANGE = (33, 102, 172), (230, 97, 1)  # told apart in all common kinds of colour blindness
 
 
 def heat_table(m: Matrix) -> Table:
     """A small matrix as a table of numbers on a signed heat: blue below zero, orange above, a dot where hidden."""
-    from rich.style import Style
-    from rich.table import Table
-    from rich.text import Text
-
     table = Table(box=None, padding=(0, 0), show_header=bool(m.columns), pad_edge=False, header_style="dim")
     if m.rows:
         table.add_column("", no_wrap=True, style="dim")
     for j in range(m.values.shape[1]):
         label = Text(_cut(m.columns[j], CELL - 1) + " ") if m.columns else ""
         table.add_column(label, justify="right", no_wrap=True, overflow="crop")
-    finite = np.abs(m.values[np.isfinite(m.values)])
-    largest = float(finite.max(initial=0.0)) or 1.0
-    for i, row in enumerate(m.values):
+    for i, row in enumerate(heat(m)):
         cells = [Text(_cut(m.rows[i], CELL) + " ")] if m.rows else []
-        for value, hidden in zip(row, m.hidden[i], strict=True):
-            if hidden:
+        for cell in row:
+            if cell is None:
                 cells.append(Text(f"{'.':>{CELL - 1}} ", "dim"))
-                continue
-            strength = min(1.0, abs(float(value)) / largest) if np.isfinite(value) else 0.0
-            red, green, blue = (round(255 + (c - 255) * strength) for c in (ORANGE if value > 0 else BLUE))
-            ink = "white" if strength > 0.7 else "black"
-            style = Style(color=ink, bgcolor=f"rgb({red},{green},{blue})")
-            cells.append(Text(f"{number(float(value)):>{CELL - 1}} ", style))
+            else:
+                style = Style(color="white" if cell.dark else "black", bgcolor=cell.colour)
+                cells.append(Text(f"{cell.text:>{CELL - 1}} ", style))
         table.add_row(*cells)
     return table
 
@@ -75,27 +66,19 @@ class _Block:
         body = m.values.shape[1] * CELL + (min(CELL, max(map(len, m.rows))) + 1 if m.rows else 0)
         self.width = max(title, len(m.cut), body)
 
-    def render(self) -> RenderableType:
-        from rich.console import Group
-
+    def render(self) -> Group:
         return Group(*self.lines, heat_table(self.matrix))
 
 
 def render(trace: Trace, console: Console | None = None, *, head: int = 0, batch: int = 0) -> None:
     """Print every step of one head, side by side where there is room, and the invariants."""
-    from rich.console import Console
-    from rich.table import Table
-
     check_place("trace.print", trace, head, batch)
     console = console or Console(highlight=False)
     width = console.width
     console.print(trace.summary(), highlight=False)
     several = trace.operands.heads > 1 or len(trace.operands.q.shape) > 3
     where = ", ".join([f"head {head}"] + ([f"batch {batch}"] if len(trace.operands.q.shape) > 3 else []))
-    for stage, title in STAGES.items():
-        names = [n for n in shown(trace) if trace.rules[n].stage == stage]
-        if not names:
-            continue
+    for title, names in by_stage(trace):
         console.print()
         fits = several and len(title) + len(where) + 5 <= width
         console.rule(f"[bold]{title}[/bold]" + (f" [dim]({where})[/dim]" if fits else ""), align="left")
@@ -135,7 +118,7 @@ def invariant_lines(console: Console, trace: Trace) -> None:
 
 def explanation(console: Console, found: Explanation, difference: float | None = None) -> None:
     """Print the sum behind one entry, and what finite differences make of it."""
-    what = _escape(f"[{found.place}] = {found.entry or found.formula}")
+    what = escape(f"[{found.place}] = {found.entry or found.formula}")
     console.print(f"[bold]{found.name}[/bold]{what}", highlight=False)
     if found.note:
         console.print(f"[dim]{found.note}[/dim]", highlight=False)
@@ -143,7 +126,7 @@ def explanation(console: Console, found: Explanation, difference: float | None =
     for term in found.terms:
         labels = " * ".join(label for label, _ in term.factors)
         numbers = " * ".join(f"{value:.4f}" for _, value in term.factors)
-        table.add_row("-" if term.sign < 0 else "+", _escape(labels), numbers, f"{term.value: .6f}")
+        table.add_row("-" if term.sign < 0 else "+", escape(labels), numbers, f"{term.value: .6f}")
     if found.terms:
         console.print(table, highlight=False)
     last = {
@@ -157,56 +140,8 @@ def explanation(console: Console, found: Explanation, difference: float | None =
         console.print(f"by finite differences: {difference:.6f}", highlight=False)
 
 
-def _escape(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)
-
-
-def summary_table(trace: Trace, names: Sequence[str], head: int = 0) -> Table:
-    """Name, formula, shape and one entry of each step."""
-    table = plain_table("", "is", "shape", "one entry", wraps="is")
-    stage = ""
-    for name in names:
-        rule, array = trace.rules[name], trace[name].value
-        if rule.stage != stage:
-            stage = rule.stage
-            table.add_row(f"[dim]{stage}[/dim]")
-        m = matrix(trace, name, head, 0, array.shape[-1] + array.shape[-2], 1)
-        shape = " x ".join(map(str, array.shape))
-        table.add_row(f"[bold]{name}[/bold]", rule.formula, shape, f"{m.values[-1, 0]: .4f}")
-    return table
-
-
-WORKED = ("Q", "K", "V", "Z", "S", "L", "A", "O", "dO", "dV", "dA", "delta", "dS", "dQ", "dK")
-
-
-def worked_example(console: Console, seed: int = 0) -> None:
-    """Print one forward and backward pass of a layer: d_model 128, 4 heads, batch 32, 10 tokens, causal."""
-    from attngrad.layers import MultiHeadAttention
-
-    rng = np.random.default_rng(seed)
-    layer = MultiHeadAttention(128, 4, dtype=np.float64, rng=seed)
-    x, dy = rng.standard_normal((2, 32, 10, 128))
-    trace = layer.trace(x, dy, causal=True)
-    console.rule("[bold]A worked backward pass[/bold]", align="left")
-    console.print("One causal layer: d_model 128, 4 heads, batch 32, 10 tokens; float64.\n")
-    console.print(summary_table(trace, WORKED))
-    for name, title in (
-        ("A", "A, batch 0, head 0: rows sum to 1"),
-        ("dS", "dS = A o (dA - delta), the one matrix behind dQ and dK: rows sum to 0"),
-    ):
-        console.print(f"\n{title}", highlight=False, style="italic")
-        console.print(heat_table(matrix(trace, name, 0, 0, 10, min(10, console.width // CELL))))
-    console.print()
-    invariant_lines(console, trace)
-    console.print("\nEvery matrix of a small one: attngrad explain. As a page: attngrad explain --format html --open\n")
-
-
 def plain_table(*columns: str, wraps: str | None = None) -> Table:
     """A table without lines. In a narrow terminal the column ``wraps`` takes more rows, and none is cut."""
-    from rich.table import Table
-
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(column, no_wrap=column != wraps, overflow="fold")

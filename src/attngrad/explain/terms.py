@@ -4,107 +4,16 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from attngrad.core.arrays import NDArray
+from attngrad.explain.entries import Explanation, Product, Term, parse, readable
 from attngrad.explain.rules import KEY_SIDE, Rule, is_flat
 
-OUTER = ("scale", "log", "exp")
 ZERO_WHERE_HIDDEN = frozenset({"S", "A", "dS", "dZ", "S_dot", "A_dot", "dS_dot", "dZ_dot", "dbias"})
 """Steps whose hidden entries are set, not computed: S to -inf, the others to 0."""
-_FACTOR = re.compile(r"(?:(cap'{0,2}|exp)\()?(\w+)\[(\w*)\]\)?")
-
-
-class Product(NamedTuple):
-    """One product of an entry formula: its sign, what it is summed over, its factors (function, name, letters)."""
-
-    sign: int
-    over: str
-    factors: tuple[tuple[str, str, str], ...]
-
-
-def parse(entry: str) -> tuple[str, list[Product]]:
-    """An entry formula as its outer function and its products.
-
-    >>> parse("scale sum_i dS[ij] Q[id]")
-    ('scale', [Product(sign=1, over='i', factors=(('', 'dS', 'ij'), ('', 'Q', 'id')))])
-    """
-    words = entry.split()
-    outer = words.pop(0) if words[0] in OUTER else ""
-    products, sign, over = [], 1, ""
-    factors: list[tuple[str, str, str]] = []
-    for word in [*words, "+"]:
-        if word in "+-":
-            if factors:
-                products.append(Product(sign, over, tuple(factors)))
-            sign, over, factors = (1 if word == "+" else -1), "", []
-        elif word.startswith("sum_"):
-            over = word[4:]
-        else:
-            match = _FACTOR.fullmatch(word)
-            if match is None:
-                raise ValueError(f"rules: {word!r} in {entry!r} is no factor.")
-            factors.append((match[1] or "", match[2], match[3]))
-    return outer, products
-
-
-class Term(NamedTuple):
-    """One term: its sign, its factors as (label, number), and its value, the signed product."""
-
-    sign: int
-    factors: tuple[tuple[str, float], ...]
-    value: float
-
-    def __str__(self) -> str:
-        labels = " * ".join(label for label, _ in self.factors)
-        numbers = " * ".join(f"{number: .4f}" for _, number in self.factors)
-        return f"{'-' if self.sign < 0 else '+'} {labels}  =  {numbers}  =  {self.value: .6f}"
-
-
-class Explanation(NamedTuple):
-    """One entry of a trace as the sum it is: ``value = outer(sum of terms)``.
-
-    ``outer`` is "scale", "log", "exp" or "", and ``factor`` the scale; of a log, ``factor`` is the maximum m that is
-    taken out of the exponents. ``note`` says why terms are missing, where they are. ``total`` is the value that the
-    terms give, ``value`` the one in the trace: the same but for rounding.
-    """
-
-    name: str
-    place: str
-    formula: str
-    entry: str
-    outer: str
-    factor: float
-    terms: tuple[Term, ...]
-    total: float
-    value: float
-    note: str = ""
-
-    @property
-    def label(self) -> str:
-        """``dK[2, 1]``."""
-        return f"{self.name}[{self.place}]"
-
-    def __str__(self) -> str:
-        lines = [f"{self.label} = {self.entry or self.formula} = {self.value:.6f}"]
-        if self.note:
-            lines.append(f"  ({self.note})")
-        if self.outer == "scale":
-            lines.append(f"  scale = {self.factor:.6f}, times the sum of")
-        elif self.outer == "log":
-            lines.append(f"  m = {self.factor:.6f}, plus the logarithm of the sum of")
-        elif self.outer == "exp":
-            lines.append("  the exponential of the sum of")
-        width = max((len(" * ".join(label for label, _ in t.factors)) for t in self.terms), default=0)
-        for t in self.terms:
-            labels = " * ".join(label for label, _ in t.factors)
-            numbers = " * ".join(f"{number:9.4f}" for _, number in t.factors)
-            lines.append(f"  {'-' if t.sign < 0 else '+'} {labels:<{width}}  {numbers}  = {t.value:10.6f}")
-        return "\n".join(lines)
 
 
 class Cells:
@@ -177,7 +86,7 @@ class Cells:
 def expand(cells: Cells, rule: Rule, env: dict[str, int], value: float, scale: float) -> Explanation:
     """The sum behind the entry of ``rule`` at ``env``, whose value in the trace is ``value``."""
     index = ", ".join(str(env[c]) for c in rule.letters)
-    shown = _readable(rule, env)
+    shown = readable(rule, env)
     blank = Explanation(rule.name, index, rule.formula, shown, "", 1.0, (), value, value)
     if not rule.entry:
         return blank._replace(note="given")
@@ -283,17 +192,3 @@ def _broadcast_places(cells: Cells, rule: Rule, env: dict[str, int]) -> list[dic
         head = place[-3] if len(scores) > 2 else 0
         found.append({**env, "b": batch, "h": head, "i": place[-2], "j": place[-1]})
     return found
-
-
-def _readable(rule: Rule, env: Mapping[str, int]) -> str:
-    """The entry formula with the letters of this entry replaced by their numbers: ``scale sum_i dS[i,2] Q[i,1]``."""
-    bound = {c: str(env[c]) for c in rule.letters if c in env}
-    if "n" not in rule.letters and "n" in env and "sum_n" not in rule.entry:
-        bound["n"] = str(env["n"])
-
-    def fill(match: re.Match[str]) -> str:
-        return "[" + ",".join(bound.get(c, c) for c in match[1]) + "]"
-
-    text = re.sub(r"\[(\w*)\]", fill, rule.entry)
-    text = re.sub(r"^(exp|log) (.*)$", r"\1(\2)", text)
-    return re.sub(r"^scale (.* [+-] .*)$", r"scale (\1)", text)

@@ -12,16 +12,15 @@ import numpy as np
 from attngrad.core.arrays import NDArray
 from attngrad.core.binding import bind, bind_tangents, check_cotangents, refuse_lse
 from attngrad.core.operands import Operands, Tangents
-from attngrad.core.options import OptionArguments, Options
+from attngrad.core.options import OPTIONS, Kind, OptionArguments, Options
 from attngrad.explain import invariants
-from attngrad.explain.entries import index, locate
+from attngrad.explain.entries import Explanation
 from attngrad.explain.invariants import Invariant
+from attngrad.explain.places import Place, locate
 from attngrad.explain.rules import RULES, Rule, resolve
-from attngrad.explain.terms import Cells, Explanation, expand
-from attngrad.explain.tokens import Tokens
-from attngrad.explain.tokens import check_tokens as check_tokens
-from attngrad.explain.values import Step, compute, to_float64, widen
-from attngrad.explain.values import make_step as make_step
+from attngrad.explain.terms import Cells, expand
+from attngrad.explain.tokens import Tokens, check_tokens
+from attngrad.explain.values import Step, compute, make_step, to_float64, widen
 from attngrad.reference.dense import visibility
 from attngrad.reference.modifiers import modifiers
 
@@ -29,6 +28,9 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from rich.console import Console
+
+_SWITCHES = ("scale", "causal", "softcap")
+"""Options that the page can switch."""
 
 
 class Trace(Mapping[str, Step]):
@@ -114,23 +116,25 @@ class Trace(Mapping[str, Step]):
             [_count(x.heads, "head")] if x.group == 1 else [_count(x.heads, "query head"), _count(keys, "key head")]
         )
         parts += [_count(t, "query", "queries"), _count(s, "key"), f"D {x.q.shape[-1]}", f"E {x.v.shape[-1]}"]
-        parts += [f"scale {o.scale:.4g}"] if switches else []
-        parts += ["causal"] if o.causal and switches else []
-        parts += [f"window {o.window}"] if o.window else []
-        parts += [n for n in ("mask", "bias", "sinks", "segments") if getattr(x, n) is not None]
-        parts += [f"softcap {o.softcap:g}"] if o.softcap is not None and switches else []
-        parts += [f"dropout {o.dropout:g}"] if o.dropout else []
+        for row in OPTIONS.values():
+            value = getattr(x if row.is_array else o, row.name)
+            if value is None or (not row.is_array and value == row.default) or (row.name in _SWITCHES and not switches):
+                continue
+            if row.kind is Kind.NUMBER:
+                parts.append(f"{row.name} {value:{'.4g' if row.resolved else 'g'}}")
+            elif row.kind not in (Kind.OFFSET, Kind.SEED):
+                parts.append(f"{row.name} {value}" if row.kind is Kind.PAIR else row.name)
         return ", ".join(parts)
 
     # --- one entry ---------------------------------------------------------------------------------------------------
 
     def explain(
-        self, name: str, row: int, column: int | None = None, *, head: int = 0, batch: int | tuple[int, ...] = 0
+        self, name: str, row: int, column: int | None = None, *, head: int = 0, batch: Place = 0
     ) -> Explanation:
         """The sum behind one entry, term by term.
 
-        Steps of one number a query (L, delta) take a row only; sigma and its gradients take the head as the row. For K,
-        V and their gradients ``head`` is the key head. ``batch`` is an index into the leading axes, flat or a tuple.
+        Steps of one number per query (L, delta) take a row only; sigma and its gradients take the head as the row. For
+        K, V and their gradients ``head`` is the key head. ``batch`` is an index into the leading axes, flat or a tuple.
 
         >>> x = np.eye(2)
         >>> print(trace(x, x, 2 * x, scale=1.0).explain("O", 0, 1))
@@ -138,14 +142,14 @@ class Trace(Mapping[str, Step]):
           + A[0,0] * V[0,1]     0.7311 *    0.0000  =   0.000000
           + A[0,1] * V[1,1]     0.2689 *    2.0000  =   0.537883
         """
-        env, value = locate(self, "trace.explain", name, row, column, head, batch)
+        env, index = locate("trace.explain", self, name, row, column, head, batch)
         cap = modifiers(self.options)
         functions = {
             text: lambda z, f=f: float(f(np.float64(z)))
             for text, f in (("cap", cap.value), ("cap'", cap.first), ("cap''", cap.second))
         }
-        cells = Cells(self._values(), self.visible, functions, self.group)
-        return expand(cells, self.rules[name], env, value, self.options.scale)
+        cells = Cells({n: step.value for n, step in self.items()}, self.visible, functions, self.group)
+        return expand(cells, self.rules[name], env, float(self[name][index]), self.options.scale)
 
     def finite_difference(
         self,
@@ -154,7 +158,7 @@ class Trace(Mapping[str, Step]):
         column: int | None = None,
         *,
         head: int = 0,
-        batch: int | tuple[int, ...] = 0,
+        batch: Place = 0,
         step: float = 1e-5,
     ) -> float:
         """One entry of a derivative by central differences, (f(x + step) - f(x - step)) / (2 step).
@@ -169,11 +173,8 @@ class Trace(Mapping[str, Step]):
         """
         from attngrad.explain.differences import difference
 
-        env, _ = locate(self, "trace.finite_difference", name, row, column, head, batch)
-        return difference(self, name, index(self, name, env), step)
-
-    def _values(self) -> dict[str, NDArray]:
-        return {name: step.value for name, step in self._steps.items()}
+        _, index = locate("trace.finite_difference", self, name, row, column, head, batch)
+        return difference(self, name, index, step)
 
     # --- renderings --------------------------------------------------------------------------------------------------
 
@@ -249,7 +250,7 @@ def trace(
         dout: the loss gradient at out, ``(..., Hq, T, E)``; dlse that at lse, ``(..., Hq, T)``.
         tangents: (q_dot, k_dot, v_dot), or also bias_dot and sinks_dot; None for zero.
         dout_dot, dlse_dot: the directions of dout and dlse.
-        tokens: one label a token, or (labels of queries, labels of keys).
+        tokens: one label per token, or (labels of queries, labels of keys).
         options: all those of ``attention`` but return_lse.
 
     >>> x = np.random.default_rng(0).standard_normal((3, 2))

@@ -18,7 +18,7 @@ from attngrad.reference.table import evaluate, symbols
 
 
 class Step(np.ndarray):
-    """An array of a trace, which knows where it comes from; what is computed from it is a plain array.
+    """An array of a trace, which knows where it comes from; what is computed from it is a base array.
 
     ``name`` is its name, ``formula`` what makes it, ``inputs`` the names in that, ``number`` the number of the formula
     in docs/notation.md (empty for what is given), ``stage`` the pass it belongs to: forward, backward, tangent, second.
@@ -32,7 +32,7 @@ class Step(np.ndarray):
 
     @property
     def value(self) -> NDArray:
-        """The numbers, as a plain array."""
+        """The numbers, as a base array."""
         return self.view(np.ndarray)
 
     def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:

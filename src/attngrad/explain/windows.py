@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from attngrad.core.arrays import NDArray
 from attngrad.core.checks import check_integer, fail
-from attngrad.explain.rules import KEY_SIDE, is_flat
+from attngrad.explain.rules import KEY_SIDE, STAGES, is_flat
 from attngrad.explain.terms import ZERO_WHERE_HIDDEN
 
 if TYPE_CHECKING:
@@ -100,6 +100,12 @@ def number(value: float, digits: int = 2) -> str:
     if value == 0.0 or 0.5 * 10.0**-digits <= abs(value) < 999.5:
         return f"{value:.{digits}f}"
     return re.sub(r"e([+-])0*(\d)", lambda m: f"e{m[1].strip('+')}{m[2]}", f"{value:.0e}")
+
+
+def by_stage(trace: Trace) -> list[tuple[str, list[str]]]:
+    """The title of each stage that the trace has, and its steps worth showing."""
+    stages = [(title, [n for n in shown(trace) if trace.rules[n].stage == stage]) for stage, title in STAGES.items()]
+    return [(title, names) for title, names in stages if names]
 
 
 def shown(trace: Trace) -> list[str]:

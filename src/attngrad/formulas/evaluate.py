@@ -14,17 +14,7 @@ import numpy as np
 from attngrad.core.arrays import Array
 from attngrad.formulas.shapes import Shapes, Size, infer, resolve
 from attngrad.formulas.symbols import SIZED
-from attngrad.formulas.tree import (
-    Binary,
-    Call,
-    Equation,
-    Expression,
-    Negate,
-    Number,
-    Power,
-    Symbol,
-    Transpose,
-)
+from attngrad.formulas.tree import Binary, Call, Equation, Expression, Negate, Number, Power, Symbol, Transpose
 
 Values = Mapping[str, Array]
 

@@ -50,12 +50,11 @@ class Latex(Scripts):
         if token.text == r"\partial":
             of = self.quantity()
             self.expect("/")
-            self.expect(r"\partial")
-            return self.derivative(of, self.quantity(), token)
+            return self.derivative(of, self.differential(), token)
         if token.text == r"\sum":
             return self.sum_over(token)
         if token.text in _TANGENTS:
-            of = self.braced_symbol()
+            of = self.braced(self.plain_symbol) if self.here.text == "{" else self.plain_symbol()
             return self.known(f"{of.name}_dot", of.indices, token)
         if token.text in LOSS_ALPHABETS:
             raise self.fault("the loss has no value here, only derivatives; write L for the log-sum-exp.", token)
@@ -75,36 +74,17 @@ class Latex(Scripts):
     def fraction(self, token: Token) -> Expression:
         r"""\frac{a}{b}: a derivative where differentials stand in it, else a quotient."""
         if self.here.text == "{" and self.ahead().text == r"\partial":
-            of = self.differential(r"\partial")
-            return self.derivative(of, self.differential(r"\partial"), token)
+            of = self.braced(self.differential)
+            return self.derivative(of, self.braced(self.differential), token)
         if self.here.text == "{" and self.ahead().text in {f"d{x}" for x in symbols.LOSSES}:
-            self.expect("{")
-            self.take()
-            self.expect("}")
-            self.expect("{")
-            below = self.take()
-            at = self.symbol_of(below.text.removeprefix("d"), below)
-            self.expect("}")
-            return self.derivative("L", at, token)
+            self.braced(self.take)
+            return self.derivative("L", self.braced(self.plain_differential), token)
         above = self.script_expression()
         return Binary("/", above, self.script_expression(), position=token.position)
 
     def script_expression(self) -> Expression:
         """{an expression}, or one factor."""
-        if not self.passes("{"):
-            return self.factor()
-        inner = self.expression()
-        self.expect("}")
-        return inner
-
-    def braced_symbol(self) -> Symbol:
-        r"""The symbol in \tilde{Q}, or behind \tilde."""
-        braced = self.passes("{")
-        token = self.take()
-        found = self.symbol_of(token.text, token)
-        if braced:
-            self.expect("}")
-        return found
+        return self.braced(self.expression) if self.here.text == "{" else self.factor()
 
     def nabla(self, token: Token) -> Expression:
         r"""\nabla_Q L, which is dQ."""
@@ -113,15 +93,10 @@ class Latex(Scripts):
         self.loss()
         return self.known(f"d{symbols.canonical(at) or at}", (), token)
 
-    # --- derivatives -------------------------------------------------------------------------------------------------
-
-    def differential(self, sign: str) -> str | Symbol:
-        r"""{\partial x}."""
-        self.expect("{")
-        self.expect(sign)
-        found = self.quantity()
-        self.expect("}")
-        return found
+    def differential(self) -> str | Symbol:
+        r"""\partial x."""
+        self.expect(r"\partial")
+        return self.quantity()
 
     def quantity(self) -> str | Symbol:
         """What is differentiated, or at what: "L" for the loss, else a symbol; the scaled product is S."""
@@ -169,5 +144,9 @@ class Latex(Scripts):
         word = token.text[1:]
         of = "L" if word in symbols.LOSSES else self.symbol_of(word, token)
         self.expect("/")
-        below = self.take()
-        return self.derivative(of, self.symbol_of(below.text[1:], below), token)
+        return self.derivative(of, self.plain_differential(), token)
+
+    def plain_differential(self) -> Symbol:
+        """The S of dS, in plain text."""
+        token = self.take()
+        return self.symbol_of(token.text.removeprefix("d"), token)

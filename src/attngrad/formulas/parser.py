@@ -13,18 +13,7 @@ from collections.abc import Callable
 from attngrad.formulas import symbols
 from attngrad.formulas.latex import Latex
 from attngrad.formulas.tokens import Token
-from attngrad.formulas.tree import (
-    Binary,
-    Call,
-    Equation,
-    Expression,
-    Negate,
-    Number,
-    Power,
-    Sum,
-    Transpose,
-    is_number,
-)
+from attngrad.formulas.tree import Binary, Call, Equation, Expression, Negate, Number, Power, Sum, Transpose, is_number
 
 MAX_DEPTH = 60
 """Of nesting, and of the tree; the documents need 12."""

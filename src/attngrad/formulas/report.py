@@ -36,9 +36,9 @@ class FormulaReport:
     kind: Kind
     formula: str
     shapes: str
-    corrected: str | None
-    error: float | None
-    corrected_error: float | None
+    corrected: str | None = None
+    error: float | None = None
+    corrected_error: float | None = None
     mistakes: tuple[str, ...] = ()
     why: str = ""
     notes: tuple[str, ...] = ()

@@ -6,11 +6,15 @@ dropped.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 from attngrad.formulas import symbols
 from attngrad.formulas.cursor import Cursor
 from attngrad.formulas.tokens import Token
 from attngrad.formulas.tree import Symbol
 
+T = TypeVar("T")
 ALPHABETS = {
     rf"\{name}"
     for name in (
@@ -24,9 +28,30 @@ _WEIGHTS = {"W", "dW"}
 
 
 class Scripts(Cursor):
-    """Symbols with the indices that follow them, the loss, sizes and environments."""
+    """Symbols and all that stands above, below and behind them."""
 
-    # --- symbols -----------------------------------------------------------------------------------------------------
+    def braced(self, part: Callable[[], T]) -> T:
+        """``part()`` in braces."""
+        self.expect("{")
+        found = part()
+        self.expect("}")
+        return found
+
+    def braced_word(self) -> str:
+        r"""The word in \text{word}."""
+        return self.braced(self.word)
+
+    def word(self) -> str:
+        """A name, whatever it means."""
+        token = self.take()
+        if token.kind != "name":
+            raise self.fault("expected a word in the braces.", token)
+        return token.text
+
+    def plain_symbol(self) -> Symbol:
+        """A symbol, by its next token and the scripts behind it."""
+        token = self.take()
+        return self.symbol_of(token.text, token)
 
     def known(self, name: str, indices: tuple[str, ...], token: Token) -> Symbol:
         """A symbol whose name must be of the list, and have that many axes."""
@@ -97,17 +122,6 @@ class Scripts(Cursor):
                 self.i -= 2
         indices = self.letters(self.subscript(), token) if not transposed and self.passes("_") else ()
         return self.known(f"{word}_{which.text}", indices, token)
-
-    # --- scripts -----------------------------------------------------------------------------------------------------
-
-    def braced_word(self) -> str:
-        r"""The word in \text{word}."""
-        self.expect("{")
-        token = self.take()
-        if token.kind != "name":
-            raise self.fault("expected a word in the braces.", token)
-        self.expect("}")
-        return token.text
 
     def script_is(self, wanted: set[str]) -> bool:
         r"""Pass over one of these, bare or in braces, if it is next: T, {T}, \mathrm{T}, {\mathrm{T}}."""
@@ -186,17 +200,18 @@ class Scripts(Cursor):
             self.expect(r"\mathbb")
             self.braced_word()
         self.expect("^")
-        self.expect("{")
+        return self.braced(self.sizes)
+
+    def sizes(self) -> tuple[str, str]:
+        r"""n \times d_v."""
         rows = self.size()
         self.expect(r"\times")
-        columns = self.size()
-        self.expect("}")
-        return rows, columns
+        return rows, self.size()
 
     def size(self) -> str:
         """n, m, d_k, d_v or d_model."""
-        token = self.take()
-        found = self.symbol_of(token.text, token)
+        token = self.here
+        found = self.plain_symbol()
         if symbols.KNOWN[found.name] != symbols.SCALAR:
             raise self.fault("expected a size.", token)
         return found.name

@@ -45,20 +45,20 @@ Size = str | Open
 Dims = tuple[Size, ...]
 
 
-class ShapeFault(Exception):  # noqa: N818
-    """A part that does not fit: the part, and what is wrong with it."""
+class Fault(Exception):  # noqa: N818
+    """A part of a formula, and what is wrong with it."""
 
     def __init__(self, part: Expression | Equation, message: str) -> None:
         super().__init__(message)
         self.part, self.message = part, message
 
 
-class Unsized(Exception):  # noqa: N818
-    """A part whose size nothing tells, or that has too many indices."""
+class ShapeFault(Fault):
+    """A part that does not fit."""
 
-    def __init__(self, part: Expression, message: str) -> None:
-        super().__init__(message)
-        self.part, self.message = part, message
+
+class Unsized(Fault):
+    """A part whose size nothing tells, or that has too many indices."""
 
 
 def resolve(size: Size) -> Size:

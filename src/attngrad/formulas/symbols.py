@@ -13,7 +13,7 @@ Dims = tuple[str, ...]
 ONE = "1"
 SCALAR: Dims = (ONE, ONE)
 
-_N_M, _N_K, _M_K, _M_V, _N_V = ("n", "m"), ("n", "d_k"), ("m", "d_k"), ("m", "d_v"), ("n", "d_v")
+_N_M, _N_K, _M_K, _M_V, _N_V, _N_1 = ("n", "m"), ("n", "d_k"), ("m", "d_k"), ("m", "d_v"), ("n", "d_v"), ("n", ONE)
 
 SHAPES: dict[str, Dims] = {
     "Q": _N_K,
@@ -24,8 +24,8 @@ SHAPES: dict[str, Dims] = {
     "A": _N_M,
     "M": _N_M,
     "O": _N_V,
-    "L": ("n", ONE),
-    "delta": ("n", ONE),
+    "L": _N_1,
+    "delta": _N_1,
 }
 
 
@@ -55,31 +55,25 @@ SHAPES |= {
 # The identity, all ones and basis vectors take the size that their neighbours need; the last two are columns.
 SIZED: dict[str, Dims] = {"I": ("?", "?"), "ones": ("?", ONE), "e": ("?", "?", ONE)}
 
-ALIASES = {
-    "P": "A",
-    "dP": "dA",
-    "Att": "O",
-    "Attn": "O",
-    "Attention": "O",
-    "Output": "O",
-    "Lambda": "dO",
-    "Omega": "dS",
-    "gamma": "scale",
-    "d": "d_k",
-    "lse": "L",
-    "q": "Q",
-    "k": "K",
-    "v": "V",
-    "scores": "S",
-    "weights": "A",
-    "out": "O",
-    "dout": "dO",
-    "dscores": "dS",
-    "dweights": "dA",
-    "dq": "dQ",
-    "dk": "dK",
-    "dv": "dV",
+_SPELLINGS = {
+    "A": "P weights",
+    "dA": "dP dweights",
+    "O": "Att Attn Attention Output out",
+    "dO": "Lambda dout",
+    "dS": "Omega dscores",
+    "scale": "gamma",
+    "d_k": "d",
+    "L": "lse",
+    "Q": "q",
+    "K": "k",
+    "V": "v",
+    "S": "scores",
+    "dQ": "dq",
+    "dK": "dk",
+    "dV": "dv",
 }
+ALIASES = {other: name for name, others in _SPELLINGS.items() for other in others.split()}
+
 
 FUNCTIONS = {
     "sqrt": "entry by entry",

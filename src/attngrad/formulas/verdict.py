@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from numbers import Integral, Real
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from attngrad.formulas.evaluate import Values, sides
 from attngrad.formulas.parser import parse
 from attngrad.formulas.repair import repair
 from attngrad.formulas.report import FormulaReport, under_the_formula
-from attngrad.formulas.shapes import ShapeFault, Shapes, Unsized, infer, is_constant
+from attngrad.formulas.shapes import Fault, ShapeFault, Shapes, Unsized, infer, is_constant
 from attngrad.formulas.tokens import FormulaError
 from attngrad.formulas.tree import Equation, Expression, Symbol, names, show
 from attngrad.formulas.values import HeadValues, case, cases
@@ -129,58 +130,46 @@ class _Audit:
     def dims_of(self, name: str) -> tuple[str, ...]:
         """The shape by sizes; in a layer of self-attention m is n."""
         dims = symbols.KNOWN[name]
-        return tuple("n" if d == "m" else d for d in dims) if self.layer else dims
+        return _one_length(dims) if self.layer else dims
 
     def report(self) -> FormulaReport:
         formula = show(self.equation)
         fault, shapes = self.shapes()
-        drawn = under_the_formula(self.equation, self.parts(shapes, fault))
+        drawn = under_the_formula(self.equation, shapes)
+        tell = partial(FormulaReport, self.text, formula=formula, shapes=drawn)
         if fault is not None and fault.part is self.equation and self.holds(self.equation):
             why = "The formula holds; the shape that is printed behind it is wrong."
-            own = self.worst_error(self.equation)
-            return FormulaReport(
-                self.text, "wrong shape", formula, drawn, formula, None, own, ("stated-shape",), why, (fault.message,)
-            )
+            told = partial(tell, corrected=formula, corrected_error=self.worst_error(self.equation), why=why)
+            return told("wrong shape", mistakes=("stated-shape",), notes=(fault.message,))
         if fault is not None:
-            corrected, error, ids, why = self.correct(fits=False)
-            notes = self.where_sizes_agree()
-            return FormulaReport(
-                self.text, "wrong shape", formula, drawn, corrected, None, error, ids, why, (fault.message, *notes)
-            )
+            return tell("wrong shape", **self.correct(fits=False), notes=(fault.message, *self.where_sizes_agree()))
         errors = [relative_error(self.equation, values) for values in self.at]
         found = [e for e in errors if e is not None]
         worst = max(found, default=None) if len(found) == len(errors) else None
-        notes = () if worst is not None else ("it gives values that are not finite",)
         if worst is not None and worst < TOLERANCE:
-            if len(set(self.equation.sides)) == 1:
-                notes = ("both sides are the same, so it says nothing",)
-            return FormulaReport(self.text, "holds", formula, drawn, None, worst, None, (), "", notes)
-        corrected, error, ids, why = self.correct(fits=True)
-        notes = (*notes, *self.where_sizes_agree())
-        return FormulaReport(self.text, "wrong", formula, drawn, corrected, worst, error, ids, why, notes)
+            same = len(set(self.equation.sides)) == 1
+            return tell("holds", error=worst, notes=("both sides are the same, so it says nothing",) if same else ())
+        notes = () if worst is not None else ("it gives values that are not finite",)
+        return tell("wrong", error=worst, **self.correct(fits=True), notes=(*notes, *self.where_sizes_agree()))
 
     # --- shapes ------------------------------------------------------------------------------------------------------
 
-    def shapes(self) -> tuple[ShapeFault | None, Shapes]:
+    def shapes(self) -> tuple[ShapeFault | None, dict[int, tuple[str, ...]]]:
+        """What does not fit, if anything; and the shape of every part that has one: what surrounds a fault has none."""
+        found = Shapes()
         try:
-            found = infer(self.equation, self.dims_of)
+            infer(self.equation, self.dims_of, found)
         except ShapeFault as fault:
-            return fault, Shapes()
+            return fault, found.by_part()
         except Unsized as fault:
             raise FormulaError(fault.message, self.text, fault.part.position) from None
-        if self.equation.stated is not None:
-            # The documents write n for both lengths.
-            told = [found[s] for s in self.equation.sides if not is_constant(s)][:1]
-            own = [tuple("n" if d == "m" else d for d in dims) for dims in told]
-            stated = tuple("n" if d == "m" else d for d in self.equation.stated)
-            if own and own[0] != stated:
-                message = f"it is said to be {' x '.join(self.equation.stated)}, and is {' x '.join(told[0])}"
-                return ShapeFault(self.equation, message), found
-        return None, found
-
-    def parts(self, shapes: Shapes, fault: ShapeFault | None) -> dict[int, tuple[str, ...]]:
-        """The shape of every part that has one, by identity; what surrounds a fault has none."""
-        return shapes.by_part() if fault is None else infer_parts(self.equation, self.dims_of)
+        told = next((found[s] for s in self.equation.sides if not is_constant(s)), None)
+        stated = self.equation.stated
+        # The documents write n for both lengths.
+        if stated is not None and told is not None and _one_length(told) != _one_length(stated):
+            message = f"it is said to be {' x '.join(stated)}, and is {' x '.join(told)}"
+            return ShapeFault(self.equation, message), found.by_part()
+        return None, found.by_part()
 
     # --- numbers -----------------------------------------------------------------------------------------------------
 
@@ -190,7 +179,7 @@ class _Audit:
             infer(equation, self.dims_of)
             errors = (relative_error(equation, values) for values in self.at)
             return all(e is not None and e < TOLERANCE for e in errors)
-        except (ShapeFault, Unsized):
+        except Fault:
             return False
 
     def holds_alone(self, equation: Equation) -> bool:
@@ -210,7 +199,7 @@ class _Audit:
         for words, sizes in _AGREEING:
             try:
                 error = relative_error(self.equation, case(sizes, self.used, self.scale, [0]))
-            except (ShapeFault, Unsized):
+            except Fault:
                 continue
             if error is not None and error < TOLERANCE:
                 return (f"it is right only where {words}",)
@@ -223,7 +212,7 @@ class _Audit:
         """The name that the equation is for: the first side that is a name alone."""
         return next((s for s in self.equation.sides if isinstance(s, Symbol)), None)
 
-    def correct(self, fits: bool) -> tuple[str | None, float | None, tuple[str, ...], str]:
+    def correct(self, fits: bool) -> dict[str, Any]:
         """The right formula and its error, the ids of the mistakes, and what they are in words."""
         forms = [] if self.target is None else known.nearest_right_forms(self.target, self.used, self.style)
         right = next((form for form in forms if self.holds_alone(form)), None)  # some are right without dropout only
@@ -235,9 +224,8 @@ class _Audit:
                 why = "; ".join(edit.words for edit in repaired[1])
                 why = f"{'T' + why[1:] if why.startswith('the') else why}."  # a name keeps its case
                 right = right or repaired[0]
-        if right is None:
-            return None, None, ids, why
-        return show(right), self.worst_error(right), ids, why
+        found = {} if right is None else {"corrected": show(right), "corrected_error": self.worst_error(right)}
+        return {"mistakes": ids, "why": why, **found}
 
     def recognise(self) -> tuple[tuple[str, ...], str]:
         """The known mistake that gives the same numbers in every case, up to a constant that has a meaning."""
@@ -263,7 +251,7 @@ class _Audit:
         """The constant c with left = c right, or None."""
         try:
             left, right = sides(equation, values)
-        except (ShapeFault, Unsized):
+        except Fault:
             return None
         if not (np.all(np.isfinite(left)) and np.any(left) and np.any(right)):
             return None
@@ -279,9 +267,6 @@ _AGREEING = (
 )
 
 
-def infer_parts(equation: Equation, dims_of: Callable[[str], tuple[str, ...]]) -> dict[int, tuple[str, ...]]:
-    """The shapes of the parts that fit, for an equation that does not."""
-    shapes = Shapes()
-    with suppress(ShapeFault, Unsized):
-        infer(equation, dims_of, shapes)
-    return shapes.by_part()
+def _one_length(dims: tuple[str, ...]) -> tuple[str, ...]:
+    """The shape where there are as many keys as queries."""
+    return tuple("n" if d == "m" else d for d in dims)

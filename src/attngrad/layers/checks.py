@@ -13,6 +13,7 @@ from attngrad.core.arrays import NDArray, kind_of
 from attngrad.core.binding import bind, require_numpy
 from attngrad.core.checks import check_like, fail
 from attngrad.core.dtypes import ACCUMULATE, KERNEL_DTYPES, SENTENCE
+from attngrad.core.spec import Spec
 
 PARAMETERS = ("w_q", "w_k", "w_v", "w_o", "b_q", "b_k", "b_v", "b_o")
 """The names of a layer's parameters; each bias may be absent."""
@@ -169,13 +170,10 @@ def check_call(
         rule = f"have {keys} tokens (axis -2), like {key_source}"
         fail(ValueError, function, source["v"], rule, f"shape {shape}")
 
-    # The checks of options read shapes and dtypes only, so arrays of one zero stand in for q, k and v.
-    def blank(heads: int, tokens: int) -> NDArray:
-        d_head = params["w_q"].shape[1] // c.num_heads
-        return np.broadcast_to(np.zeros((), dtype), (*query.shape[:-2], heads, tokens, d_head))
-
-    k = blank(c.num_kv_heads, keys)
-    operands, _, return_lse = bind(function, blank(c.num_heads, query.shape[-2]), k, k, options)
+    d_head = params["w_q"].shape[1] // c.num_heads
+    q = Spec((*query.shape[:-2], c.num_heads, query.shape[-2], d_head), dtype)
+    k = Spec((*query.shape[:-2], c.num_kv_heads, keys, d_head), dtype)
+    operands, _, return_lse = bind(function, q, k, k, options)
     if return_lse:
         fail(ValueError, function, "return_lse", "be False", "True", "Take lse from attngrad.attention.")
     return Call(inputs, source, operands.offset)

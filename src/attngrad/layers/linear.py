@@ -57,17 +57,14 @@ def affine_hvp(
     dx_dot = dy_dot w^T + dy w_dot^T, dw_dot = x_dot^T dy + x^T dy_dot, db_dot = the sum of dy_dot over tokens.
     """
     dx_dot = affine_jvp(dy, w.T, dy_dot, None if w_dot is None else w_dot.T)
-    dw_dot = affine_jvp(_flat(x).T, _flat(dy), None if x_dot is None else _flat(x_dot).T, _optional_flat(dy_dot))
-    db_dot = None if dy_dot is None else _flat(dy_dot).sum(axis=0)
+    rows_dot = None if dy_dot is None else _flat(dy_dot)
+    dw_dot = affine_jvp(_flat(x).T, _flat(dy), None if x_dot is None else _flat(x_dot).T, rows_dot)
+    db_dot = None if rows_dot is None else rows_dot.sum(axis=0)
     return (
         np.zeros_like(x) if dx_dot is None else dx_dot,
         np.zeros_like(w) if dw_dot is None else dw_dot,
         np.zeros_like(w[0]) if db_dot is None else db_dot,
     )
-
-
-def _optional_flat(x: NDArray | None) -> NDArray | None:
-    return None if x is None else _flat(x)
 
 
 def split(x: NDArray, features: int) -> NDArray:

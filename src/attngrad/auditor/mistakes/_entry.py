@@ -11,6 +11,9 @@ import numpy as np
 from attngrad.auditor.pipeline import Override, Pipeline, Undefined
 from attngrad.reference.dense import rowsum, zero_hidden
 
+Base = Callable[[], Any]
+"""What a step would be without the mistake."""
+
 Wild = np.nan
 """What a mistake puts where it leaves a result open (memory that was never written): any value reproduces it."""
 
@@ -30,12 +33,13 @@ class Variant:
 
 @dataclass(frozen=True)
 class Mistake:
-    """A mistake: what it is, why it is wrong, how to fix it, and what it computes.
+    """A mistake: what it is, why it is wrong, how to fix it (``catalogue.toml``), and what it computes.
 
     ``needs`` names options (or "layer", "tangents", "gqa") without which it cannot be made.
     """
 
     id: str
+    theme: str
     title: str
     formula: str
     correct: str
@@ -43,8 +47,11 @@ class Mistake:
     fix: str
     variants: tuple[Variant, ...] = field(repr=False)
     needs: tuple[str, ...] = ()
-    level: str = ""
-    """"attention", "layer", or empty for both."""
+
+    @property
+    def level(self) -> str:
+        """The level it is made at, "attention" or "layer"; empty for both."""
+        return "layer" if "layer" in self.needs else "attention" if "tangents" in self.needs else ""
 
 
 def only(**steps: Override) -> tuple[Variant, ...]:
@@ -67,18 +74,18 @@ def without(step: str, name: str) -> dict[str, Override]:
     return reading(step, **{name: lambda p: np.zeros_like(getattr(p, name))})
 
 
-def weights_from_lse(p: Pipeline, visible: Any, factor: float = 1.0) -> Any:
-    """exp(S - factor lse) over what is ``visible``, as a backward pass computes the weights again."""
-    lse = np.where(p.lse == -np.inf, p.c(0.0), p.lse)[..., None]
-    return zero_hidden(np.exp(p.scores_unmasked - lse * p.c(factor)), visible)
-
-
-def delta_from_weights(p: Pipeline, base: Callable[[], Any]) -> Any:
-    """delta as rowsum(A o dA)."""
-    return rowsum(p.weights_back * p.dweights)
-
-
 def need(condition: Any) -> None:
     """The mistake has a meaning only where this holds."""
     if not condition:
         raise Undefined
+
+
+def weights_from_lse(p: Pipeline, visible: Any, factor: float = 1.0, exp: Callable[[Any], Any] | None = None) -> Any:
+    """exp(S - factor lse) over what is ``visible``, as a backward pass computes the weights again."""
+    lse = np.where(p.lse == -np.inf, p.c(0.0), p.lse)[..., None]
+    return zero_hidden((exp or np.exp)(p.scores_unmasked - lse * p.c(factor)), visible)
+
+
+def delta_from_weights(p: Pipeline, base: Base) -> Any:
+    """delta as rowsum(A o dA), which other weights change, in place of rowsum(dO o O)."""
+    return rowsum(p.weights_back * p.dweights)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import product
 from typing import Any
 
 import numpy as np
 
-from attngrad.auditor.mistakes._entry import Mistake, Variant, Wild, need, reading, way
+from attngrad.auditor.mistakes._entry import Base, Variant, Wild, need, reading, way
 from attngrad.auditor.pipeline import Pipeline
-
-Base = Callable[[], Any]
 
 
 def _one_minus_rate(p: Pipeline) -> Any:
@@ -52,39 +50,21 @@ def _fitted_mask(p: Pipeline, base: Base) -> Any:
     return base() * p.c(Wild) if p.fitted is None else p.c(p.fitted)
 
 
-MISTAKES = (
-    Mistake(
-        "dropout-mask-not-reused",
-        "the backward pass does not reuse the dropout mask",
-        "dV = A^T dO,  dA = dO V^T",
-        "dV = (A o M)^T dO,  dA = (dO V^T) o M",
-        "The gradient is that of the function that was computed, with the very weights that were dropped.",
-        "Keep the mask, or its seed, and apply it in the backward pass.",
-        (
-            way("no mask in the backward", keep_back=lambda p, base: p.c(_all_kept(p, base))),
-            way(
-                "only its factor in the backward",
-                keep_back=lambda p, base: p.c(_all_kept(p, base)) / _one_minus_rate(p),
-            ),
-            way("no mask in dV", **reading("dv_heads", keep_back=lambda p: None)),
-            way("no mask in dA", **reading("dweights", keep_back=lambda p: None)),
-            way("the mask of the next seed", keep_back=_next_seed),
-            Variant({"keep_back": _fitted_mask}, "another mask in the backward", fit=_other_mask),
+VARIANTS = {
+    "dropout-mask-not-reused": (
+        way("no mask in the backward", keep_back=lambda p, base: p.c(_all_kept(p, base))),
+        way(
+            "only its factor in the backward",
+            keep_back=lambda p, base: p.c(_all_kept(p, base)) / _one_minus_rate(p),
         ),
-        ("dropout",),
+        way("no mask in dV", **reading("dv_heads", keep_back=lambda p: None)),
+        way("no mask in dA", **reading("dweights", keep_back=lambda p: None)),
+        way("the mask of the next seed", keep_back=_next_seed),
+        Variant({"keep_back": _fitted_mask}, "another mask in the backward", fit=_other_mask),
     ),
-    Mistake(
-        "dropout-not-rescaled",
-        "the weights kept by dropout are not rescaled",
-        "out = (A o keep) V",
-        "out = (A o keep) V / (1 - rate)",
-        "Dividing by 1 - rate keeps the expectation of the output; the backward has the same factor.",
-        "Divide the keep mask by 1 - rate, in both passes.",
-        (
-            way("in both passes", keep=_bare),
-            way("in the forward pass", keep=_bare, keep_back=lambda p, base: base() / _one_minus_rate(p)),
-            way("in the backward pass", keep_back=_bare),
-        ),
-        ("dropout",),
+    "dropout-not-rescaled": (
+        way("in both passes", keep=_bare),
+        way("in the forward pass", keep=_bare, keep_back=lambda p, base: base() / _one_minus_rate(p)),
+        way("in the backward pass", keep_back=_bare),
     ),
-)
+}

@@ -2,65 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from attngrad.auditor.mistakes._entry import Mistake, Variant, Wild, need, way
-from attngrad.auditor.pipeline import Pipeline
+from attngrad.auditor.mistakes._entry import Base, Variant, Wild, need, way
+from attngrad.auditor.pipeline import Override, Pipeline
 from attngrad.reference.dense import rowsum, zero_hidden
 
-Base = Callable[[], Any]
 TILES = (2, 3, 4, 8, 16, 32, 64, 128)
 
 
-def _starts(length: int, tile: int) -> range:
-    return range(0, length, tile)
+def _overwritten(tile: int, first: bool = False) -> dict[str, Override]:
+    """The gradients by the last tile alone (or the first) of the keys, for dQ, or of the queries, for dK and dV."""
 
+    def last(length: int) -> slice:
+        need(length > tile)
+        return slice(tile) if first else slice((length - 1) // tile * tile, length)
 
-def _last(length: int, tile: int) -> slice:
-    """The last tile."""
-    need(length > tile)
-    return slice((length - 1) // tile * tile, length)
-
-
-def _overwritten_dq(tile: int, which: int = -1) -> Callable[[Pipeline, Base], Any]:
     def dq(p: Pipeline, base: Base) -> Any:
-        keys = _last(p.k.shape[-2], tile) if which else slice(0, tile)
-        need(p.k.shape[-2] > tile)
+        keys = last(p.k.shape[-2])
         return p.redo("dq_made", dz=p.dz[..., keys], k_heads=p.k_heads[..., keys, :])
 
-    return dq
-
-
-def _overwritten_dk(tile: int) -> Callable[[Pipeline, Base], Any]:
     def dk(p: Pipeline, base: Base) -> Any:
-        rows = _last(p.q.shape[-2], tile)
+        rows = last(p.q.shape[-2])
         return p.redo("dk_heads", dz=p.dz[..., rows, :], q_seen=p.q[..., rows, :])
 
-    return dk
-
-
-def _overwritten_dv(tile: int) -> Callable[[Pipeline, Base], Any]:
     def dv(p: Pipeline, base: Base) -> Any:
-        rows = _last(p.q.shape[-2], tile)
-        keep = None if p.keep_back is None else p.keep_back[..., rows, :]
-        return p.redo(
-            "dv_heads", weights_back=p.weights_back[..., rows, :], keep_back=keep, dout_seen=p.dout[..., rows, :]
-        )
+        rows = last(p.q.shape[-2])
+        given = {"weights_back": p.weights_back, "keep_back": p.keep_back, "dout_seen": p.dout}
+        return p.redo("dv_heads", **{name: x if x is None else x[..., rows, :] for name, x in given.items()})
 
-    return dv
+    return {"dq_made": dq, "dk_heads": dk, "dv_heads": dv}
+
+
+def _overwritten_variants(tile: int) -> tuple[Variant, ...]:
+    last, first = _overwritten(tile), _overwritten(tile, first=True)
+    return (
+        way(f"dQ, tiles of {tile} keys", dq_made=last["dq_made"]),
+        way(f"dQ, the first of tiles of {tile} keys", dq_made=first["dq_made"]),
+        way(f"dK, tiles of {tile} queries", dk_heads=last["dk_heads"]),
+        way(f"dV, tiles of {tile} queries", dv_heads=last["dv_heads"]),
+        way(f"dK and dV, tiles of {tile} queries", dk_heads=last["dk_heads"], dv_heads=last["dv_heads"]),
+    )
 
 
 def _chunks(p: Pipeline, size: int | None, parts: int | None) -> list[slice]:
     keys = p.k.shape[-2]
     step = size if size is not None else -(-keys // (parts or 1))
     need(keys > step)
-    return [slice(start, min(start + step, keys)) for start in _starts(keys, step)]
+    return [slice(start, min(start + step, keys)) for start in range(0, keys, step)]
 
 
-def _delta_by_chunk(size: int | None, parts: int | None, local: bool) -> Callable[[Pipeline, Base], Any]:
+def _delta_by_chunk(size: int | None, parts: int | None, local: bool) -> Override:
     """Each chunk of keys subtracts its own part of delta; ``local``: that of its own softmax."""
 
     def dscores(p: Pipeline, base: Base) -> Any:
@@ -77,7 +71,7 @@ def _delta_by_chunk(size: int | None, parts: int | None, local: bool) -> Callabl
     return dscores
 
 
-def _delta_of_one(size: int | None, parts: int | None, which: int) -> Callable[[Pipeline, Base], Any]:
+def _delta_of_one(size: int | None, parts: int | None, which: int) -> Override:
     """The delta of the first or last chunk, for all keys."""
 
     def delta(p: Pipeline, base: Base) -> Any:
@@ -101,22 +95,20 @@ def _delta_variants() -> tuple[Variant, ...]:
     return tuple(found)
 
 
-def _tail(name: str, axis: int, tile: int, fill: float) -> Callable[[Pipeline, Base], Any]:
+def _tail(tile: int, fill: float) -> Override:
     """The rows of the last, partial tile: zero, or whatever stood in memory."""
 
     def step(p: Pipeline, base: Base) -> Any:
         x = np.array(base())
-        length = x.shape[axis]
+        length = x.shape[-2]
         need(length % tile)
-        rows = [slice(None)] * x.ndim
-        rows[axis] = slice(length // tile * tile, None)
-        x[tuple(rows)] = fill
+        x[..., length // tile * tile :, :] = fill
         return x
 
     return step
 
 
-def _unseen_tail(tile: int) -> Callable[[Pipeline, Base], Any]:
+def _unseen_tail(tile: int) -> Override:
     def visible(p: Pipeline, base: Base) -> Any:
         keys = p.k.shape[-2]
         need(keys % tile)
@@ -125,7 +117,7 @@ def _unseen_tail(tile: int) -> Callable[[Pipeline, Base], Any]:
     return visible
 
 
-def _query_tail_dropped(tile: int) -> Callable[[Pipeline, Base], Any]:
+def _query_tail_dropped(tile: int) -> Override:
     """The last queries add nothing to dK and dV, and get no dQ."""
 
     def dout(p: Pipeline, base: Base) -> Any:
@@ -137,13 +129,13 @@ def _query_tail_dropped(tile: int) -> Callable[[Pipeline, Base], Any]:
 
 
 _PLACES = {
-    "out": (("out", -2),),
-    "dQ": (("dq", -2),),
-    "out and dQ": (("out", -2), ("dq", -2)),
-    "dK and dV": (("dk", -2), ("dv", -2)),
-    "dK": (("dk", -2),),
-    "dV": (("dv", -2),),
-    "dQ, dK and dV": (("dq", -2), ("dk", -2), ("dv", -2)),
+    "out": ("out",),
+    "dQ": ("dq",),
+    "out and dQ": ("out", "dq"),
+    "dK and dV": ("dk", "dv"),
+    "dK": ("dk",),
+    "dV": ("dv",),
+    "dQ, dK and dV": ("dq", "dk", "dv"),
 }
 
 
@@ -151,72 +143,21 @@ def _tails(fill: float) -> list[Variant]:
     wild = fill != 0.0
     how = "stale" if wild else "zero"
     return [
-        Variant(
-            {name: _tail(name, axis, tile, fill) for name, axis in places}, f"{where}, {how}, tiles of {tile}", wild
-        )
+        Variant(dict.fromkeys(places, _tail(tile, fill)), f"{where}, {how}, tiles of {tile}", wild)
         for tile in TILES
         for where, places in _PLACES.items()
         if not (wild and "out" in where)  # the backward reads out: stale values there would leave everything open
     ]
 
 
-MISTAKES = (
-    Mistake(
-        "delta-from-chunk",
-        "delta comes from one chunk of keys only",
-        "delta_c = sum over the keys of chunk c",
-        "delta = rowsum(dO o O), over all keys",
-        "The softmax is over all keys, so its row term is too, however the keys are split over tiles or machines.",
-        "Compute delta once from the whole output, before the loop over chunks.",
-        _delta_variants(),
+VARIANTS = {
+    "delta-from-chunk": _delta_variants(),
+    "tile-tail": (
+        *_tails(0.0),
+        *(way(f"keys not seen, tiles of {tile}", visible=_unseen_tail(tile)) for tile in TILES),
+        *(way(f"queries dropped in the backward, tiles of {tile}", dout=_query_tail_dropped(tile)) for tile in TILES),
+        *_tails(Wild),
     ),
-    Mistake(
-        "tile-tail",
-        "the last, partial tile is left out or left over",
-        "rows T - T mod tile ... T wrong",
-        "every row computed",
-        "Where the length is no multiple of the tile, the rest needs a tile of its own.",
-        "Round the number of tiles up, and mask within the last one.",
-        (
-            *_tails(0.0),
-            *(way(f"keys not seen, tiles of {tile}", visible=_unseen_tail(tile)) for tile in TILES),
-            *(
-                way(f"queries dropped in the backward, tiles of {tile}", dout=_query_tail_dropped(tile))
-                for tile in TILES
-            ),
-            *_tails(Wild),
-        ),
-    ),
-    Mistake(
-        "overwritten-not-accumulated",
-        "a gradient is overwritten, not accumulated, over tiles",
-        "dQ = scale dS_c K_c  of the last tile c",
-        "dQ = sum over tiles of scale dS_c K_c",
-        "Each tile adds its part. Assigning keeps the last.",
-        "Use += into an array of zeros.",
-        tuple(
-            variant
-            for tile in (1, *TILES)
-            for variant in (
-                way(f"dQ, tiles of {tile} keys", dq_made=_overwritten_dq(tile)),
-                way(f"dQ, the first of tiles of {tile} keys", dq_made=_overwritten_dq(tile, 0)),
-                way(f"dK, tiles of {tile} queries", dk_heads=_overwritten_dk(tile)),
-                way(f"dV, tiles of {tile} queries", dv_heads=_overwritten_dv(tile)),
-                way(
-                    f"dK and dV, tiles of {tile} queries",
-                    dk_heads=_overwritten_dk(tile),
-                    dv_heads=_overwritten_dv(tile),
-                ),
-            )
-        ),
-    ),
-    Mistake(
-        "low-precision",
-        "computed or accumulated in a lower precision",
-        "sums and products in float32, float16 or bfloat16",
-        "sums and products at least in the dtype of the inputs; 16-bit ones in float32",
-        "The errors are those of rounding, in a dtype coarser than the one that was asked for.",
-        "Accumulate in the dtype of the inputs or a wider one; look for a cast, or a literal of another dtype.",
-        (),
-    ),
-)
+    "overwritten-not-accumulated": tuple(v for tile in (1, *TILES) for v in _overwritten_variants(tile)),
+    "low-precision": (),
+}

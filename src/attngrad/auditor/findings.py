@@ -1,0 +1,118 @@
+"""From what a session showed to its report: stages, findings, the diagnosis, the smallest case."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from attngrad.auditor.budget import LIMITS, Budget, Limits
+from attngrad.auditor.diagnose import Diagnosis, explain
+from attngrad.auditor.mistakes import Mistake, find
+from attngrad.auditor.observation import Observation
+from attngrad.auditor.patterns import describe, heat_of
+from attngrad.auditor.pipeline import RESULTS
+from attngrad.auditor.report import AuditReport, Explained, Finding, Stage, symbol
+from attngrad.auditor.session import Session
+from attngrad.auditor.smallest import smallest_case
+
+
+def _stages(observations: Sequence[Observation], unexplained: Sequence[str], level: str) -> tuple[Stage, ...]:
+    found = []
+    for name in RESULTS:
+        held = [o for o in observations if name in o.judgements]
+        if not held:
+            continue
+        bad = [o for o in held if not o.judgements[name].right]
+        worst = max(bad or held, key=lambda o: (o.judgements[name].error, -o.size))
+        j = worst.judgements[name]
+        kinds = [o.judgements[name].kind for o in bad]
+        status = next((k for k in ("wrong", "nan", "shape") if k in kinds), "right")
+        if bad and j.kind != status:
+            worst = next(o for o in bad if o.judgements[name].kind == status)
+            j = worst.judgements[name]
+        pattern = _pattern(bad, name, level) if name in unexplained else ""
+        unit = worst.truth.unit(name)
+        found.append(
+            Stage(
+                name, status, j.rms / unit, worst.truth.bound(name) / unit, len(bad), len(held),
+                worst.truth.case.name, j.where, j.got, j.expected, j.detail, pattern,
+            )
+        )  # fmt: skip
+    return tuple(found)
+
+
+def _pattern(bad: Sequence[Observation], name: str, level: str) -> str:
+    """Where a result is wrong, in a case that is large enough to show it and small enough to read."""
+    told = [o for o in bad if o.judgements[name].kind != "shape"]
+    if not told:
+        return f"In the case '{bad[0].truth.case.name}' it has {bad[0].judgements[name].detail}."
+    o = max(told, key=lambda o: (o.size <= 2500, o.size))
+    return f"In the case '{o.truth.case.name}' {describe(o, name, level == 'layer')}"
+
+
+def report(session: Session, title: str, settings: dict[str, Any], shrinking: Callable[[], None]) -> AuditReport:
+    """The report of a session, diagnosed; ``shrinking`` is called before the search for the smallest case."""
+    effort = settings["effort"]
+    limits = LIMITS[effort]
+    findings = session.findings
+    diagnosis, coarse = Diagnosis((), ()), None
+    if session.wrong:
+        budget = Budget(limits.predictions, limits.seconds)
+        diagnosis, coarse = explain(session.observations, session.target.level, budget)
+    explanations = _merged([tuple(_told(m, v.note) for m, v in state) for state in diagnosis.explanations])
+    ids = diagnosis.ids
+    if coarse is not None:
+        explanations = [(_told(find("low-precision"), f"errors as of {coarse}"),)]
+        ids = ("low-precision",)
+    unexplained = diagnosis.unexplained
+    stages = _stages(session.observations, unexplained, session.target.level)
+    wrong = [s for s in stages if not s.ok]
+    findings += [
+        Finding("wrong", f"{symbol(s.name)} is wrong in {s.wrong} of {s.cases} cases.", name=s.name, case=s.case)
+        for s in wrong
+    ]
+    findings += [Finding("mistake", f"{i}: {find(i).title}.", name=i) for i in ids]
+    if "weights-updated-first" in ids:
+        findings = [f for f in findings if not (f.kind == "mutates" and (f.name or "").startswith("w_"))]
+    for s in stages:
+        if s.name in unexplained:
+            text = f"{symbol(s.name)} is wrong and no known mistake explains it. {s.pattern}"
+            findings.append(Finding("unexplained", text, name=s.name, case=s.case))
+    smallest = ""
+    if session.wrong:
+        shrinking()
+        budget = Budget(limits.calls, limits.calling)
+        smallest = smallest_case(session, wrong[0].name, budget)
+        findings += _cut_off(diagnosis.cut, budget.cut, effort, limits)
+    kinds = {f.kind for f in findings if f.fault}
+    if kinds & {"wrong", "mutates", "strange"} and session.observations:
+        status = "wrong"
+    else:
+        status = "not audited" if kinds or not session.observations else "right"
+    heat = heat_of(session.observations, wrong[0].name) if wrong else None
+    told = tuple(explanations)
+    return AuditReport(title, status, ids, tuple(findings), stages, told, smallest, session.traceback, heat, settings)
+
+
+def _told(m: Mistake, note: str) -> Explained:
+    return Explained(m.id, m.title, note, m.formula, m.correct, m.why, m.fix)
+
+
+def _cut_off(search: str, shrinking: str, effort: str, limits: Limits) -> list[Finding]:
+    """What ended before it was done. Only the clock can make another run find something else."""
+    clock = "was cut off by the clock, after {:g} s: another run may find more."
+    told = {
+        ("search", "work"): f"Not every combination of mistakes was tried: effort {effort!r} ends before that.",
+        ("search", "time"): f"The search for mistakes {clock.format(limits.seconds)}",
+        ("smallest", "time"): f"The search for the smallest case {clock.format(limits.calling)}",
+    }
+    cut = {("search", search), ("smallest", shrinking)}
+    return [Finding("limit", text, fault=False, name=key[0]) for key, text in told.items() if key in cut]
+
+
+def _merged(states: list[tuple[Explained, ...]]) -> list[tuple[Explained, ...]]:
+    """One explanation a set of ids; the first note of each stands."""
+    kept: dict[frozenset[str], tuple[Explained, ...]] = {}
+    for state in states:
+        kept.setdefault(frozenset(m.id for m in state), state)
+    return list(kept.values())

@@ -1,0 +1,146 @@
+"""The plans of the cases: shapes and values at which wrong attention gradients show."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from attngrad.auditor.dims import Dims
+from attngrad.core.arrays import NDArray
+
+Arrays = dict[str, NDArray]
+Fill = Callable[[Arrays, float], None]
+"""Changes the Gaussian values of a case; the number is how large a logit may be."""
+
+
+def _large_logits(x: Arrays, logit: float) -> None:
+    """q and k scaled alike, so that the largest |z| is ``logit``."""
+    group = x["q"].shape[1] // x["k"].shape[1]
+    z = x["q"] @ np.repeat(x["k"], group, axis=1).swapaxes(-1, -2) / math.sqrt(x["q"].shape[-1])
+    factor = math.sqrt(logit / np.max(np.abs(z)))
+    x["q"], x["k"] = x["q"] * factor, x["k"] * factor
+
+
+def _huge_logits(x: Arrays, logit: float) -> None:
+    """Past the overflow of exp, in float64 too."""
+    x["q"][..., 0], x["k"][..., 0] = np.abs(x["q"][..., 0]) + 1.0, np.abs(x["k"][..., 0]) + 1.0
+    _large_logits(x, 60.0 * logit)
+
+
+def _equal_logits(x: Arrays, logit: float) -> None:
+    x["k"] = np.broadcast_to(x["k"][:, :, :1], x["k"].shape).copy()
+
+
+def _one_hot(x: Arrays, logit: float) -> None:
+    """Query i looks at key i mod S nearly alone, with a second key close enough to leave a gradient."""
+    keys, group = x["k"].shape[2], x["q"].shape[1] // x["k"].shape[1]
+    chosen = x["k"][:, :, np.arange(x["q"].shape[2]) % keys]
+    norm = np.sum(chosen * chosen, axis=-1, keepdims=True)
+    x["q"] = np.repeat(chosen / norm, group, axis=1) * 0.25 * logit * math.sqrt(x["q"].shape[-1])
+
+
+def _correlated(x: Arrays, logit: float) -> None:
+    keys, group = x["k"].shape[2], x["q"].shape[1] // x["k"].shape[1]
+    near = np.repeat(x["k"][:, :, np.arange(x["q"].shape[2]) % keys], group, axis=1)
+    x["q"] = 0.8 * near + 0.6 * x["q"]
+
+
+def _large_mean(x: Arrays, logit: float) -> None:
+    name = "v" if "v" in x else "value"
+    x[name] = x[name] + 8.0
+
+
+def _strided(x: Arrays, logit: float) -> None:
+    """A cotangent whose axes are in another order in memory, as after merging heads."""
+    name = "dout" if "dout" in x else "dy"
+    axes = (0, 2, 1, 3) if name == "dout" else (1, 0, 2)
+    x[name] = np.ascontiguousarray(x[name].transpose(axes)).transpose(axes)
+
+
+def _zero_stride(x: Arrays, logit: float) -> None:
+    """One cotangent for all tokens, its stride over them zero, as after a sum over tokens."""
+    name = "dout" if "dout" in x else "dy"
+    first = x[name][..., :1, :].copy()
+    strides = (*first.strides[:-2], 0, first.strides[-1])
+    x[name] = np.lib.stride_tricks.as_strided(first, x[name].shape, strides)
+
+
+def _self(x: Arrays, logit: float) -> None:
+    x["key"], x["value"] = x["query"].copy(), x["query"].copy()
+
+
+STRIDES = (_strided, _zero_stride)
+"""Those that change no values: strides are laid out after rounding."""
+
+
+class Plan(NamedTuple):
+    """A case to be made: Gaussian values, changed by ``fill``; ``effort`` is the least that it is tried with."""
+
+    name: str
+    dims: Dims
+    fill: Fill | None = None
+    effort: int = 0
+
+    @property
+    def overflows(self) -> bool:
+        """Whether its logits are beyond 16 bits."""
+        return self.fill is _huge_logits
+
+
+PLANS = {
+    "attention": (
+        Plan("plain", Dims(2, 2, 2, 5, 5, 4, 4)),
+        Plan("one token", Dims(1, 1, 1, 1, 1, 3, 3)),
+        Plan("one head, one batch", Dims(1, 1, 1, 4, 4, 3, 3)),
+        Plan("one feature", Dims(1, 2, 2, 3, 3, 1, 1), effort=1),
+        Plan("odd sizes", Dims(2, 3, 3, 7, 7, 5, 5)),
+        Plan("more keys than queries", Dims(1, 2, 2, 3, 7, 4, 4)),
+        Plan("more queries than keys", Dims(2, 2, 2, 7, 3, 3, 3)),
+        Plan("one query", Dims(2, 2, 2, 1, 6, 4, 4)),
+        Plan("one key", Dims(1, 2, 2, 4, 1, 3, 3)),
+        Plan("groups of heads", Dims(2, 4, 2, 4, 4, 3, 3)),
+        Plan("values wider than keys", Dims(2, 2, 2, 5, 5, 3, 5)),
+        Plan("values narrower than keys", Dims(1, 2, 2, 4, 4, 6, 2), effort=1),
+        Plan("groups, keys, widths at once", Dims(2, 6, 2, 3, 8, 3, 5)),
+        Plan("large logits", Dims(1, 2, 2, 6, 6, 4, 4), _large_logits),
+        Plan("huge logits", Dims(1, 2, 2, 5, 5, 4, 4), _huge_logits, effort=1),
+        Plan("equal logits", Dims(1, 2, 2, 5, 5, 4, 4), _equal_logits),
+        Plan("one-hot attention", Dims(1, 2, 2, 6, 6, 5, 5), _one_hot),
+        Plan("correlated q and k", Dims(1, 2, 2, 11, 11, 4, 4), _correlated),
+        Plan("values with a large mean", Dims(2, 2, 2, 6, 6, 4, 4), _large_mean),
+        Plan("strided cotangent", Dims(2, 3, 3, 4, 4, 4, 4), _strided),
+        Plan("cotangent of stride zero", Dims(1, 2, 2, 5, 5, 4, 4), _zero_stride),
+        Plan("long rows", Dims(1, 1, 1, 37, 37, 8, 8)),
+        Plan("longer rows", Dims(1, 2, 2, 67, 67, 16, 16), effort=1),
+        Plan("one key head for all", Dims(1, 4, 1, 5, 5, 4, 4), effort=1),
+        Plan("many keys", Dims(1, 1, 1, 5, 139, 8, 8), effort=1),
+        Plan("many queries", Dims(1, 1, 1, 139, 6, 8, 8), effort=1),
+        Plan("groups, large mean, long rows", Dims(1, 4, 2, 33, 41, 7, 9), _large_mean, 1),
+        Plan("larger logits, long rows", Dims(1, 2, 2, 35, 35, 8, 8), _large_logits, 1),
+        Plan("tile and a bit", Dims(1, 1, 1, 131, 131, 8, 8), effort=1),
+        Plan("wide features", Dims(1, 1, 1, 9, 9, 67, 67), effort=2),
+        Plan("many heads", Dims(3, 8, 4, 6, 11, 5, 3), effort=2),
+    ),
+    "layer": (
+        Plan("three inputs", Dims(2, 2, 2, 4, 4, 3, 3, 6)),
+        Plan("self-attention", Dims(2, 2, 2, 5, 5, 3, 3, 6), _self),
+        Plan("one batch", Dims(1, 2, 2, 4, 4, 2, 2, 4)),
+        Plan("one token", Dims(2, 2, 2, 1, 1, 2, 2, 4)),
+        Plan("one head", Dims(3, 1, 1, 4, 4, 5, 5, 5)),
+        Plan("batch as long as the sequence", Dims(4, 2, 2, 4, 4, 2, 2, 4)),
+        Plan("odd sizes", Dims(3, 3, 3, 7, 7, 3, 3, 9)),
+        Plan("more keys than queries", Dims(2, 2, 2, 3, 6, 3, 3, 6)),
+        Plan("more queries than keys", Dims(2, 2, 2, 6, 3, 3, 3, 6)),
+        Plan("values with a large mean", Dims(2, 2, 2, 5, 5, 4, 4, 8), _large_mean),
+        Plan("strided cotangent", Dims(2, 2, 2, 4, 4, 4, 4, 8), _strided),
+        Plan("cotangent of stride zero", Dims(2, 2, 2, 4, 4, 4, 4, 8), _zero_stride, 1),
+        Plan("width of its own", Dims(2, 2, 2, 4, 4, 3, 3, 5)),
+        Plan("self-attention, one sequence", Dims(1, 4, 4, 9, 9, 4, 4, 16), _self, 1),
+        Plan("long sequence", Dims(2, 2, 2, 35, 35, 4, 4, 8), effort=1),
+        Plan("self-attention, long sequence", Dims(2, 4, 4, 41, 41, 8, 8, 32), _self, 1),
+        Plan("groups of heads", Dims(2, 4, 2, 5, 5, 2, 2, 8)),
+    ),
+}

@@ -1,0 +1,148 @@
+"""Reproduction: what mistakes compute in a case, and whether that is what the candidate returned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from attngrad.auditor.budget import Budget
+from attngrad.auditor.mistakes import Mistake, Variant
+from attngrad.auditor.observation import Observation
+from attngrad.auditor.pipeline import Pipeline, Undefined
+from attngrad.auditor.rounding import ENTRYWISE, EntryErrors
+from attngrad.auditor.truth import LONG
+from attngrad.core.arrays import NDArray
+from attngrad.testing import rms_error, rounding_bound
+
+Named = tuple[Mistake, Variant]
+State = tuple[Named, ...]
+"""A combination of mistakes."""
+_SMALL = 400
+"""The number of scores up to which pipelines are kept."""
+_LARGE = 2000.0
+"""The number of scores that take about as long again as what a prediction takes at any size."""
+
+
+class Predictions:
+    """What combinations of mistakes compute, within a budget."""
+
+    def __init__(self, budget: Budget) -> None:
+        self.budget = budget
+        self._pipelines: dict[tuple[int, ...], Pipeline] = {}
+        self._verdicts: dict[tuple[Any, ...], bool] = {}
+
+    def _pipeline(self, state: State, o: Observation, dtype: Any) -> Pipeline:
+        key = (id(o), np.dtype(dtype).num, *(id(v) for _, v in state))
+        if key in self._pipelines:
+            return self._pipelines[key]
+        given = {**o.truth.case.given, "candidate_dtype": o.truth.dtype}
+        for place, (_, variant) in enumerate(state):
+            if variant.fit is not None:
+                others = self._pipeline(state[:place] + state[place + 1 :], o, LONG)
+                given["fitted"] = variant.fit(others, o.results)
+        parent = o.truth.exact if np.dtype(dtype) == LONG else o.truth.naive[0]
+        made = Pipeline(given, dtype, [v.steps for _, v in state], parent)
+        if o.size <= _SMALL:  # large ones are seldom reached, and would fill the memory
+            if len(self._pipelines) > 8000:
+                self._pipelines.clear()
+            self._pipelines[key] = made
+        return made
+
+    def predict(self, state: State, o: Observation, name: str, dtype: Any = LONG) -> NDArray | None:
+        """The result ``name`` as the mistakes compute it; as it should be where they have no meaning."""
+        self.budget.spend(1.0 + o.size / _LARGE)
+        with _explained_by(state, o):
+            try:
+                value: NDArray | None = getattr(self._pipeline(state, o, dtype), name)
+            except Undefined:
+                return o.truth.value(name)
+            return value
+
+    def reproduces(self, state: State, o: Observation, name: str) -> bool:
+        """Whether the mistakes of ``state`` compute what the candidate returned, within rounding."""
+        key = (id(o), name, *(id(v) for _, v in state))
+        if key not in self._verdicts:
+            self._verdicts[key] = self._compare(state, o, name)
+        return self._verdicts[key]
+
+    def _compare(self, state: State, o: Observation, name: str) -> bool:
+        actual, predicted = o.results[name], self.predict(state, o, name)
+        if predicted is None or predicted.shape != actual.shape:
+            return False
+        truth = o.truth.value(name)
+        if truth is not None and predicted.shape == truth.shape and np.array_equal(predicted, truth):
+            return o.judgements[name].right or self._within(state, o, name, predicted)
+        if name == "scores":
+            shown = np.isfinite(predicted) & np.isfinite(actual)
+        else:
+            wild = any(v.wild or v.fit for _, v in state)
+            shown = ~np.isnan(predicted) if wild else np.ones(predicted.shape, bool)
+            shown = shown & ~(np.isneginf(predicted) & np.isneginf(actual.astype(LONG)))
+        if name.startswith("dweights") and predicted.shape == o.truth.exact.visible.shape:
+            shown = shown & o.truth.exact.visible
+        if not np.isfinite(actual.astype(LONG)[shown]).all():  # inf and NaN are reproduced where the dtype overflows
+            naive = self.predict(state, o, name, o.truth.dtype)
+            if naive is None or naive.shape != predicted.shape:
+                return False
+            shown = shown & (np.isfinite(actual.astype(LONG)) | np.isfinite(naive.astype(LONG)))
+        if not shown.any():
+            return True
+        a, b = actual[shown], predicted[shown]
+        with np.errstate(all="ignore"):
+            off = rms_error(a, b)
+            coarse = 2000.0 * rounding_bound(b, b, o.truth.eps)
+        if truth is not None:
+            coarse += 100.0 * o.truth.bound(name)
+        if not off <= coarse:  # but for terms that cancel to nothing, whose rounding is left
+            return off <= 1e4 * o.truth.eps and off <= 2.0 * self._scale(state, o, name)
+        naive = self.predict(state, o, name, o.truth.dtype)
+        if naive is None or naive.shape != predicted.shape:
+            return False
+        with np.errstate(all="ignore"):
+            fine = rounding_bound(naive[shown], b, o.truth.eps)
+        floor = o.truth.bound(name) if truth is not None else 0.0
+        if off <= 2.0 * max(fine if np.isfinite(fine) else 0.0, floor):
+            return True
+        return off <= 2.0 * self._scale(state, o, name)
+
+    def _scales(self, state: State, o: Observation, name: str) -> NDArray:
+        """The entries' error scales in the mistaken pipeline, where these have a meaning."""
+        with _explained_by(state, o):
+            try:
+                errors = EntryErrors(self._pipeline(state, o, LONG), o.truth.eps, o.truth.tiny)
+                scales: NDArray = getattr(errors, name) if name in ENTRYWISE else np.zeros(1)
+            except Undefined:
+                return np.zeros(1)
+            return scales
+
+    def _scale(self, state: State, o: Observation, name: str) -> float:
+        scales = self._scales(state, o, name)
+        scales = scales[np.isfinite(scales)]
+        with np.errstate(over="ignore"):
+            return float(np.sqrt(np.mean(scales**2))) if scales.size else 0.0
+
+    def _within(self, state: State, o: Observation, name: str, predicted: NDArray) -> bool:
+        """Whether every entry is off by rounding only, where the mistake changes the terms but not their sum."""
+        judged = o.judgements[name]
+        if not state or judged.kind != "wrong" or judged.rms > 1e4 * max(o.truth.eps, judged.bound):
+            return False
+        scales = self._scales(state, o, name)
+        if scales.shape != predicted.shape:
+            return False
+        off = np.abs(o.results[name].astype(LONG) - predicted)
+        return bool(np.all(off <= o.truth.outlier * scales))
+
+
+@contextmanager
+def _explained_by(state: State, o: Observation) -> Iterator[None]:
+    """What mistakes compute may overflow; what they raise is an error of the auditor, and says so."""
+    try:
+        with np.errstate(all="ignore"):
+            yield
+    except Exception as error:
+        told = ", ".join(f"{m.id} ({v.note})" if v.note else m.id for m, v in state)
+        error.add_note(f"audit: an error of the auditor, not of the candidate: in {told}, case '{o.truth.case.name}'.")
+        raise

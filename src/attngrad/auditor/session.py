@@ -1,0 +1,110 @@
+"""The calls of one audit, judged; and which of the crashes are faults."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from attngrad.auditor.candidate import run
+from attngrad.auditor.cases import Case
+from attngrad.auditor.dims import FEATURES
+from attngrad.auditor.observation import Observation
+from attngrad.auditor.pipeline import RESULTS
+from attngrad.auditor.report import Finding
+from attngrad.auditor.returned import Call
+from attngrad.auditor.targets import Target
+from attngrad.auditor.truth import Truth
+
+
+class Session:
+    """The calls of one audit, and what they showed."""
+
+    def __init__(self, target: Target, dtype: np.dtype[Any], supports: frozenset[str], limit: float) -> None:
+        self.target, self.dtype, self.supports, self.limit = target, dtype, supports, limit
+        self.observations: list[Observation] = []
+        self.crashes: list[tuple[Case, Call]] = []
+        self.findings: list[Finding] = []
+        self.traceback = ""
+        self._said: set[str] = set()
+
+    @property
+    def wrong(self) -> bool:
+        """Whether any number is wrong."""
+        return any(not j.right for o in self.observations for j in o.judgements.values())
+
+    def say(
+        self, kind: str, text: str, *, fault: bool = True, name: str | None = None, case: str | None = None
+    ) -> None:
+        """A finding, once."""
+        if (key := f"{kind} {name or text}") not in self._said:
+            self._said.add(key)
+            self.findings.append(Finding(kind, text, fault, name, case))
+
+    def call(self, case: Case) -> Call:
+        """One call of the candidate."""
+        return run(self.target.prepare, case, self.target.level, self.target.tangents, self.limit)
+
+    def try_case(self, case: Case) -> bool:
+        """Call and judge; True where it makes no sense to go on."""
+        call = self.call(case)
+        if call.timeout:
+            text = f"it did not return within {self.limit:g} s in the case '{case.name}'."
+            self.say("timeout", text, case=case.name)
+            return True
+        if call.printed:
+            first = call.printed.strip().splitlines()
+            shown = f": {first[0][:60]!r}" if first else ""
+            self.say("printed", f"It prints while it runs{shown}.", fault=False, name="printed")
+        where = f"case '{case.name}'"
+        for name in call.mutated:
+            self.say("mutates", f"it changes its input {name} in place ({where}).", name=name, case=case.name)
+        for name in call.unknown:
+            text = f"It returns {name!r}, which is no result that the auditor knows."
+            self.say("unknown", text, fault=False, name=name)
+        for text in call.strange:
+            self.say("strange", f"{text} ({where}).", name=text, case=case.name)
+        if call.exited:
+            self.say("exit", f"it called sys.exit ({call.error}) in the {where}.", name="exit", case=case.name)
+            self.traceback = self.traceback or call.crash or ""
+        elif call.crash is not None:
+            self.crashes.append((case, call))
+        truth = Truth(case, self.dtype)
+        found = call.results
+        results = {n: found[n] for n in RESULTS if n in found and (n in case.options or truth.value(n) is not None)}
+        if results:
+            self.observations.append(Observation(truth, results))
+        return len(self.crashes) >= 4 and not self.observations
+
+    def settle_crashes(self) -> None:
+        """Which crashes are faults, and which say what the candidate does not support."""
+        passed = {o.truth.case.name for o in self.observations}
+        lacking: list[frozenset[str]] = []
+        for case, call in sorted(self.crashes, key=lambda c: len(c[0].dims.features)):
+            features = case.dims.features
+            claimed = features & self.supports
+            if features and passed and not claimed:
+                if any(features >= known for known in lacking):
+                    continue
+                lacking.append(features)
+                what = " with ".join(FEATURES[f] for f in sorted(features))
+                text = f"It does not support {what}: {call.error}"
+                self.say("unsupported", text, fault=False, name="+".join(sorted(features)))
+                continue
+            told = f"it raised {call.error} in the case '{case.name}'" + (
+                f", though it claims to support {', '.join(sorted(claimed))}." if claimed else "."
+            )
+            self.say("crash", told, name="crash", case=case.name)
+            if not passed and self.target.level == "attention":
+                text = "Arrays are (batch, heads, tokens, features): transpose with k.swapaxes(-1, -2), not with k.T."
+                self.say("axes", text, fault=False)
+            self.traceback = self.traceback or call.crash or ""
+        self._forget(lacking)
+
+    def _forget(self, lacking: list[frozenset[str]]) -> None:
+        """Results of the wrong shape that broadcasting let through, where the candidate is known not to support it."""
+        for o in self.observations:
+            if any(o.truth.case.dims.features >= known for known in lacking):
+                for name in [n for n, j in o.judgements.items() if j.kind == "shape"]:
+                    del o.judgements[name], o.results[name]
+        self.observations = [o for o in self.observations if o.results]
