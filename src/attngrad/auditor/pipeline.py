@@ -76,6 +76,7 @@ class Pipeline:
         overrides: Sequence[Mapping[str, Override]] = (),
         parent: Pipeline | None = None,
     ) -> None:
+        refuse_unread(given)
         self._dtype = np.dtype(dtype)
         inputs: dict[str, Any] = {} if parent is None else parent._inputs
         self._inputs: dict[str, Any] = inputs | {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -62,11 +63,8 @@ def to_float64(x: Any) -> Any:
 
 def widen(x: Operands) -> Operands:
     """The operands in float64, copied, so that the trace stays what it was."""
-    segments = None if x.segments is None else (np.array(x.segments[0]), np.array(x.segments[1]))
-    mask = None if x.mask is None else np.array(x.mask)
-    offset = x.offset if isinstance(x.offset, int) else np.array(x.offset)
-    wide = {name: to_float64(getattr(x, name)) for name in Tangents._fields}
-    return Operands(mask=mask, segments=segments, offset=offset, **wide)
+    copies = {name: y if isinstance(y, int) else copy.deepcopy(y) for name, y in x._asdict().items()}
+    return Operands(**copies | {name: to_float64(getattr(x, name)) for name in Tangents._fields})
 
 
 def compute(
