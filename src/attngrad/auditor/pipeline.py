@@ -18,6 +18,7 @@ import numpy as np
 from attngrad.auditor.layer_steps import LAYER_STEPS
 from attngrad.auditor.steps import ATTENTION_STEPS, Undefined
 from attngrad.core.options import OPTION_NAMES
+from attngrad.reference.passes import refuse_unread
 
 __all__ = ["ATTENTION_STEPS", "LAYER_STEPS", "Override", "Pipeline", "Undefined", "affected", "reads"]
 
