@@ -130,9 +130,10 @@ def copy(tmp_path_factory):
 def test_no_entry_point_drops_an_option_that_it_does_not_know(copy, kind):
     table = copy / "attngrad" / "core" / "options.py"
     text = table.read_text()
-    last = next(line for line in text.splitlines() if line.strip().startswith("segments: Annotated"))
+    after = "\n\n\nclass OptionArguments"
+    assert after in text
     try:
-        table.write_text(text.replace(last, f"{last}\n    {ROWS[kind]}"))
+        table.write_text(text.replace(after, f"\n    {ROWS[kind]}{after}"))
         done = subprocess.run(  # noqa: S603
             [sys.executable, "-c", CALLS, str(copy)], capture_output=True, text=True, check=False, timeout=300
         )
