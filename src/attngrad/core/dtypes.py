@@ -36,5 +36,3 @@ KERNEL_DTYPES = frozenset(d.numpy for d in TABLE)
 """The dtypes that the public functions take."""
 ACCUMULATE = {d.numpy: d.compute for d in TABLE if d.compute != d.numpy}
 """The dtype that a storage dtype is computed in, where that is not itself."""
-CODES = {d.numpy: d.code for d in TABLE}
-"""The numbers of the dtypes in the bindings."""

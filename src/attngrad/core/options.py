@@ -48,8 +48,6 @@ class Option:
     default: Any = None
     resolved: bool = False
     differentiable: bool = False
-    summary: str = ""
-    metavar: str | None = None
     name: str = ""
     is_array: bool = field(init=False)
     """Whether it is part of Operands."""
@@ -61,67 +59,17 @@ class Option:
 class ScoreArguments(TypedDict, total=False):
     """The options that change what is computed: the table."""
 
-    scale: Annotated[
-        float | None, Option(Kind.NUMBER, check.scale, resolved=True, summary="In place of 1/sqrt(D).", metavar="X")
-    ]
-    causal: Annotated[
-        bool,
-        Option(
-            Kind.FLAG,
-            check.causal,
-            False,
-            summary="No query sees a later key. [default: yes; no with --input]",
-        ),
-    ]
-    window: Annotated[
-        tuple[int | None, int | None] | None,
-        Option(Kind.PAIR, check.window, summary="Keys that a query sees to either side.", metavar="LEFT,RIGHT"),
-    ]
-    offset: Annotated[
-        Array | int | None,
-        Option(
-            Kind.OFFSET,
-            check.offset,
-            resolved=True,
-            summary="The position of query 0 among the keys. [default: S - T]",
-            metavar="N",
-        ),
-    ]
-    mask: Annotated[
-        Array | None,
-        Option(
-            Kind.PLANE,
-            check.mask,
-            summary="1 may attend, 0 may not: one row for all, or T rows.",
-            metavar="1,0/1,1",
-        ),
-    ]
-    bias: Annotated[
-        Array | None,
-        Option(
-            Kind.PLANE,
-            check.bias,
-            differentiable=True,
-            summary="Added to the scores: one row for all, or T rows.",
-            metavar="X,X/X,X",
-        ),
-    ]
-    softcap: Annotated[
-        float | None,
-        Option(Kind.NUMBER, check.softcap, summary="Scores become C tanh(scores / C).", metavar="C"),
-    ]
-    sinks: Annotated[
-        Array | None,
-        Option(Kind.PER_HEAD, check.sinks, differentiable=True, summary="One logit per query head.", metavar="X,..."),
-    ]
-    dropout: Annotated[
-        float, Option(Kind.NUMBER, check.dropout, 0.0, summary="Weights dropped, by --seed.", metavar="RATE")
-    ]
+    scale: Annotated[float | None, Option(Kind.NUMBER, check.scale, resolved=True)]
+    causal: Annotated[bool, Option(Kind.FLAG, check.causal, False)]
+    window: Annotated[tuple[int | None, int | None] | None, Option(Kind.PAIR, check.window)]
+    offset: Annotated[Array | int | None, Option(Kind.OFFSET, check.offset, resolved=True)]
+    mask: Annotated[Array | None, Option(Kind.PLANE, check.mask)]
+    bias: Annotated[Array | None, Option(Kind.PLANE, check.bias, differentiable=True)]
+    softcap: Annotated[float | None, Option(Kind.NUMBER, check.softcap)]
+    sinks: Annotated[Array | None, Option(Kind.PER_HEAD, check.sinks, differentiable=True)]
+    dropout: Annotated[float, Option(Kind.NUMBER, check.dropout, 0.0)]
     seed: Annotated[int | None, Option(Kind.SEED, check.seed)]
-    segments: Annotated[
-        tuple[Array, Array] | None,
-        Option(Kind.IDS, check.segments, summary="Packed sequences: one id per token, 0,0,1,1.", metavar="IDS"),
-    ]
+    segments: Annotated[tuple[Array, Array] | None, Option(Kind.IDS, check.segments)]
 
 
 class OptionArguments(ScoreArguments, total=False):

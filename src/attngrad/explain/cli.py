@@ -58,6 +58,21 @@ _SEED = click.IntRange(0, 2**64 - 1)
 _PLACE = click.IntRange(0)
 
 
+_WORDS = {
+    "scale": ("X", "In place of 1/sqrt(D)."),
+    "causal": (None, "No query sees a later key. [default: yes; no with --input]"),
+    "window": ("LEFT,RIGHT", "Keys that a query sees to either side."),
+    "offset": ("N", "The position of query 0 among the keys. [default: S - T]"),
+    "mask": ("1,0/1,1", "1 may attend, 0 may not: one row for all, or T rows."),
+    "bias": ("X,X/X,X", "Added to the scores: one row for all, or T rows."),
+    "softcap": ("C", "Scores become C tanh(scores / C)."),
+    "sinks": ("X,...", "One logit per query head."),
+    "dropout": ("RATE", "Weights dropped, by --seed."),
+    "segments": ("IDS", "Packed sequences: one id per token, 0,0,1,1."),
+}
+"""What the help says of options; of one that is not here, what its kind is."""
+
+
 class _Command(click.Command):
     """A command that has, beside its own, a flag for each row of the table of options."""
 
@@ -83,7 +98,8 @@ def _flags() -> list[click.Parameter]:
     found: list[click.Parameter] = []
     for name, row in OPTIONS.items():
         flag = f"--{name}/--no-{name}" if row.kind is Kind.FLAG else f"--{name}"
-        found.append(click.Option([flag], default=None, metavar=row.metavar, help=row.summary, **how[row.kind]))
+        metavar, words = _WORDS.get(name, (None, f"{row.kind.value}."))
+        found.append(click.Option([flag], default=None, metavar=metavar, help=words, **how[row.kind]))
     return found
 
 
