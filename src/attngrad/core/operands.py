@@ -21,9 +21,9 @@ def record(name: str, fields: Sequence[str], required: int = 0, **defaults: Any)
     return namedtuple(name, fields, defaults=values)
 
 
-_Operands: Any = record("_Operands", [*QKV, *(row.name for row in ARRAYS), "origin"], 3, offset=0, origin=(0, 0, 0, 0))
-_Gradients: Any = record("_Gradients", DIFFERENTIABLE, 3)
-_Tangents: Any = record("_Tangents", DIFFERENTIABLE)
+_Operands: Any = record("Operands", [*QKV, *(row.name for row in ARRAYS), "origin"], 3, offset=0, origin=(0, 0, 0, 0))
+_Gradients: Any = record("Gradients", DIFFERENTIABLE, 3)
+_Tangents: Any = record("Tangents", DIFFERENTIABLE)
 
 
 class Operands(_Operands):  # type: ignore[misc]

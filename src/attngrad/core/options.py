@@ -94,7 +94,7 @@ ARRAYS = tuple(
 """The options of Operands: the differentiable ones first, the offset last."""
 
 _Static: Any = make_dataclass(
-    "_Static",
+    "Options",
     [(row.name, Any, field() if row.resolved else field(default=row.default)) for row in STATIC],
     frozen=True,
     slots=True,

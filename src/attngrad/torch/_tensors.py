@@ -16,7 +16,7 @@ from attngrad.core.operands import INPUT_NAMES, QKV, record
 
 _COMPUTED: dict[torch.dtype, torch.dtype] = {getattr(torch, d.name): getattr(torch, d.compute.name) for d in TABLE}
 
-_Inputs: Any = record("_Inputs", INPUT_NAMES, len(QKV))
+_Inputs: Any = record("Inputs", INPUT_NAMES, len(QKV))
 
 
 class Inputs(_Inputs):  # type: ignore[misc]
