@@ -17,7 +17,8 @@ from rich.console import Console
 
 import attngrad
 from attngrad import errata, reference
-from attngrad.errata import _claim, _formula
+from attngrad.core.files import read_toml
+from attngrad.errata import _claim, _entries, _formula
 from attngrad.errata._back_pass import example, optimised
 from attngrad.errata._back_pass.layer import Layer
 from attngrad.formulas.case import AWKWARD, Head
@@ -295,7 +296,7 @@ def test_audit_formula_gives_the_verdict_of_the_errata(results, entry):
 
 def test_another_text_gives_another_verdict():
     def judged(*texts):
-        return errata.check(_formula.Statement(Head.random, "planted-1", "", "").formula("", *texts))
+        return errata.check(errata.Entry("planted-1", "", "", "", _formula.formula_claim(Head.random, *texts)))
 
     assert judged("dK = dS^T Q / sqrt(d)").holds
     assert not judged("dK = dS^T Q / d").holds
@@ -312,6 +313,45 @@ def test_ids_number_the_claims_of_each_document():
         numbers = [e.id for e in errata.entries() if e.document == key]
         assert numbers, key
         assert numbers == [f"{key}-{i + 1}" for i in range(len(numbers))]
+
+
+def told():
+    return read_toml("attngrad.errata", "claims.toml")
+
+
+def test_a_claim_without_a_check_is_refused():
+    documents = told()
+    documents["transformer"]["19"] = {"where": "", "title": "", "says": ""}
+    with pytest.raises(KeyError, match=r"claims.toml and the checks differ in \['transformer-19'\]"):
+        _entries.assembled(documents)
+
+
+def test_a_check_without_a_claim_is_refused():
+    documents = told()
+    del documents["back-pass"]["2"]
+    with pytest.raises(KeyError, match=r"claims.toml and the checks differ in \['back-pass-2'\]"):
+        _entries.assembled(documents)
+
+
+def test_a_claim_in_words_and_as_a_formula_has_one_check():
+    documents = told()
+    documents["back-pass"]["2"]["formula"] = "dO = dO"
+    with pytest.raises(KeyError, match=r"differ in \['back-pass-2'\]"):
+        _entries.assembled(documents)
+
+
+def test_a_note_names_figures_that_there_are():
+    documents = told()
+    documents["back-pass"]["19"]["note"] = "where batch and length agree it has {sides} sides"
+    with pytest.raises(KeyError, match=r"the notes of claims.toml and the figures differ in \['axes', 'sides'\]"):
+        _entries.assembled(documents)
+
+
+def test_a_misspelt_field_is_refused():
+    documents = told()
+    documents["equation-z"]["5"]["wrnog"] = documents["equation-z"]["5"].pop("wrong")
+    with pytest.raises(TypeError, match="wrnog"):
+        _entries.assembled(documents)
 
 
 def test_a_right_entry_has_no_correction_and_a_wrong_one_has(results):

@@ -1,10 +1,10 @@
 """The errata that runs: four documents on the gradient of attention, every claim of theirs checked at run time.
 
-A matrix formula is read from its text, as printed, by the parser of ``attngrad.audit_formula``; code, traces and prose
-are rewritten here. The truth is the derivative by the complex step, in float64, at sizes that all differ. Nothing
-is looked up: a verdict is what the check finds, and the corrected form is checked with the claim. One rule decides:
-code is judged as it runs, a formula by its literal reading as a matrix formula in the document's own notation; where a
-kinder reading holds, the finding says which.
+``claims.toml`` has their words. A matrix formula is read from its text, as printed, by the parser of
+``attngrad.audit_formula``; code, traces and prose are rewritten here. The truth is the derivative by the complex step,
+in float64, at sizes that all differ. Nothing is looked up: a verdict is what the check finds, and the corrected form is
+checked with the claim. One rule decides: code is judged as it runs, a formula by its literal reading as a matrix
+formula in the document's own notation; where a kinder reading holds, the finding says which.
 
 >>> [result] = [r for r in run("back-pass") if r.entry.id == "back-pass-8"]
 >>> result.entry.says, result.holds
@@ -15,12 +15,9 @@ kinder reading holds, the finding says which.
 
 from __future__ import annotations
 
-from attngrad.errata import _back_pass, _equation_z, _explicit_formula, _transformer
-from attngrad.errata._claim import TOLERANCE, Claim, Reading
-from attngrad.errata._documents import DOCUMENTS, name_of
-from attngrad.errata._records import Cases, Entry, Finding, Result
-from attngrad.errata._report import summary, to_json
-from attngrad.errata._terminal import render
+from attngrad.errata._claim import TOLERANCE, Cases, Claim, Entry, Finding, Reading, Result
+from attngrad.errata._entries import DOCUMENTS, entries, name_of
+from attngrad.errata._report import render, summary, to_json
 
 __all__ = [
     "DOCUMENTS",
@@ -38,21 +35,6 @@ __all__ = [
     "summary",
     "to_json",
 ]
-
-_ENTRIES = tuple(
-    entry
-    for document in (_equation_z, _back_pass, _transformer, _explicit_formula)
-    for entry in sorted(document.ENTRIES, key=lambda entry: int(entry.id.rpartition("-")[2]))
-)
-
-
-def entries() -> tuple[Entry, ...]:
-    """Every claim of the four documents, by id; the ids are stable, and later ones may stand earlier in a document.
-
-    >>> entries()[0].id, entries()[-1].document
-    ('equation-z-1', 'explicit-formula')
-    """
-    return _ENTRIES
 
 
 def check(entry: Entry, seed: int = 0) -> Result:
@@ -73,4 +55,4 @@ def run(document: str | None = None, seed: int = 0) -> tuple[Result, ...]:
     """
     name = None if document is None else name_of(document)
     cases = Cases(seed)
-    return tuple(Result(e, *e.check(cases)) for e in _ENTRIES if name in (None, e.document))
+    return tuple(Result(e, *e.check(cases)) for e in entries() if name in (None, e.document))

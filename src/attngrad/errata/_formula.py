@@ -1,14 +1,12 @@
-"""How the claims of a document are written: as formulas, read from their text, or as functions of a case."""
+"""Claims that are formulas, read from their text."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import TypeVar
 
 from attngrad.core.arrays import Array
-from attngrad.errata._claim import Claim, Reading, Value, relative_error
-from attngrad.errata._records import C, Entry, MakeCase
+from attngrad.errata._claim import Claim, MakeCase, Reading, Value, relative_error
 from attngrad.formulas.case import Head
 from attngrad.formulas.evaluate import each_side
 from attngrad.formulas.parser import parse
@@ -55,56 +53,23 @@ class Formula:
         return found[0] if len(found) == 1 else tuple(found)
 
 
-@dataclass(frozen=True)
-class Statement(Generic[C]):
-    """A statement of a document by its id, place and title, before it is said what it claims; ``case`` judges it.
+def formula_claim(
+    case: MakeCase[H],
+    text: str,
+    corrected: str = "",
+    reading: Mapping[str, str] | None = None,
+    also: Also | None = None,
+) -> Claim[H]:
+    """The claim of a formula, its correction and a kinder reading (how, formula), all judged from their texts.
 
     >>> from attngrad.errata import Cases
-    >>> gradient = Statement(Head.random, "back-pass-9", "backward pass, 6", "the gradient at V")
-    >>> claim = gradient.formula("dV = A^T dO", "dV = A^T dO")
-    >>> claim.document, claim.check(Cases(seed=0)).holds
-    ('back-pass', True)
+    >>> formula_claim(Head.random, "dV = A^T dO")(Cases(seed=0)).holds
+    True
     """
-
-    case: MakeCase[C]
-    id: str
-    where: str
-    title: str
-
-    def claim(
-        self,
-        says: str,
-        claimed: Callable[[C], Value],
-        truth: Callable[[C], Value],
-        corrected: Callable[[C], Value] | None = None,
-        evidence: Callable[[C], str] | None = None,
-        reading: Reading[C] | None = None,
-        printed: str = "",
-        **said: str,
-    ) -> Entry:
-        """``claimed`` should be ``truth``, and ``corrected`` is; ``said`` are the words ``wrong`` and ``correct``."""
-        check = Claim(self.case, claimed, truth, corrected, evidence, reading, printed)
-        return Entry(self.id, self.where, self.title, says, check, **said)
-
-    def formula(
-        self: Statement[H],
-        says: str,
-        text: str,
-        corrected: str = "",
-        evidence: Callable[[Any], str] | None = None,
-        reading: tuple[str, str] | None = None,
-        also: Also | None = None,
-        **said: str,
-    ) -> Entry:
-        """A formula, its correction and a kinder reading (how, formula), all judged from their texts.
-
-        The correction is shown as it is computed, unless ``said`` has other words for it.
-        """
-        claimed = Formula(text, also)
-        right = Formula(corrected, also).right if corrected else None
-        kinder: Reading[H] | None = None
-        if reading is not None:
-            other = Formula(reading[1], also)
-            kinder = Reading(reading[0], other.right, other.left)
-        said = {"correct": corrected} | said
-        return self.claim(says, claimed.right, claimed.left, right, evidence, kinder, text, **said)
+    claimed = Formula(text, also)
+    right = Formula(corrected, also).right if corrected else None
+    kinder: Reading[H] | None = None
+    if reading is not None:
+        other = Formula(reading["formula"], also)
+        kinder = Reading(reading["how"], other.right, other.left)
+    return Claim(case, claimed.right, claimed.left, right, reading=kinder, printed=text)

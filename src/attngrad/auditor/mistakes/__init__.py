@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-import tomllib
 from functools import cache
-from importlib import import_module, resources
+from importlib import import_module
 
 from attngrad.auditor.mistakes._entry import Mistake, Variant, Wild
+from attngrad.core.files import read_toml, require_same_ids
 
 __all__ = ["Mistake", "Variant", "Wild", "catalogue", "find"]
 
@@ -21,12 +21,10 @@ def catalogue() -> tuple[Mistake, ...]:
     >>> [m.id for m in catalogue()][:2]
     ['scale-missing', 'scale-twice']
     """
-    text = (resources.files(__name__) / "catalogue.toml").read_text(encoding="utf-8")
     found = []
-    for theme, told in tomllib.loads(text).items():
+    for theme, told in read_toml(__name__, "catalogue.toml").items():
         variants = import_module(f"{__name__}.{theme}").VARIANTS
-        if variants.keys() != told.keys():
-            raise KeyError(f"catalogue: {theme} and catalogue.toml differ in {sorted(variants.keys() ^ told.keys())}.")
+        require_same_ids(f"catalogue: {theme} and catalogue.toml", told, variants)
         for name, words in told.items():
             needs = tuple(words.pop("needs", ()))
             found.append(Mistake(name, theme, **words, variants=variants[name], needs=needs))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import textwrap
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,10 +10,7 @@ import numpy as np
 from attngrad.core.arrays import Array
 from attngrad.errata._back_pass.code import forward
 from attngrad.errata._back_pass.layer import Layer
-from attngrad.errata._formula import Statement
-from attngrad.errata._records import Entry
-
-layer = partial(Statement, Layer)
+from attngrad.errata._claim import Claim
 
 
 def _printed(code: str, **names: Any) -> tuple[Array, ...]:
@@ -69,23 +65,14 @@ def _example_after_the_class(c: Layer) -> tuple[Array, ...]:
     return _printed(_CLASS + _EXAMPLE, np=np, query=c.x_q)
 
 
-ENTRIES: tuple[Entry, ...] = (
-    layer("back-pass-21", "class 1:132", "the printed output shape is that of the cotangent").claim(
-        PRINTS_THE_COTANGENT,
+FIGURES = {"printed-shapes": _what_the_line_prints}
+
+CHECKS = {
+    "back-pass-21": Claim(
+        Layer,
         lambda c: _printed_for_each(c, PRINTS_THE_COTANGENT),
         lambda c: tuple(np.array(output.shape) for output in _outputs(c)),
         lambda c: _printed_for_each(c, PRINTS_THE_OUTPUT),
-        _what_the_line_prints,
-        wrong="The cotangent is made from the sizes, never from O, so the line says nothing of the forward pass.",
-        correct=PRINTS_THE_OUTPUT,
     ),
-    layer("back-pass-39", "class 2:98-115", "the example stands inside the class body").claim(
-        "attention = OptimizedSelfAttention(d_model, num_heads), indented as the methods are",
-        _example_in_the_class,
-        lambda c: (np.array(c.x_q.shape),),
-        _example_after_the_class,
-        lambda c: "run with a class of two methods in place of theirs",
-        wrong="While its body runs the class has no name yet. The first class has its example at the margin.",
-        correct="the example at the margin, after the class",
-    ),
-)
+    "back-pass-39": Claim(Layer, _example_in_the_class, lambda c: (np.array(c.x_q.shape),), _example_after_the_class),
+}

@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 
 from attngrad.core.arrays import Array
-from attngrad.errata._back_pass.formulas import right_ds
 from attngrad.errata._back_pass.layer import Layer
-from attngrad.errata._claim import relative_error
-from attngrad.errata._records import Cases, Entry, Finding
+from attngrad.errata._claim import Cases, Finding, relative_error
+from attngrad.errata._heads import right_ds
 from attngrad.formulas.case import AWKWARD, softmax, t
 
 Backward = Callable[[Array, Array, Array, Array, Array], tuple[Array, Array, Array]]
@@ -94,15 +93,4 @@ def _is_optimised(cases: Cases) -> Finding:
     return Finding(holds, None, relative_error(right_ds(head), head.ds), evidence, timing)
 
 
-ENTRIES: tuple[Entry, ...] = (
-    Entry(
-        "back-pass-23",
-        "class 2",
-        "the class that is called optimised",
-        "class 2 is optimised: it does less work, by matmul and by forming no Jacobian",
-        _is_optimised,
-        wrong="Both classes use matmul, and neither forms a Jacobian. One subtraction is done in place, which saves "
-        "a temporary and what time that takes; the arithmetic is the same, mistakes included.",
-        correct="in either class: dS = A o (dA - rowsum(A o dA))",
-    ),
-)
+CHECKS = {"back-pass-23": _is_optimised}

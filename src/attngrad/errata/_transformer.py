@@ -1,14 +1,15 @@
-"""What the lines of the derivation compute."""
+"""What the lines of Transformer Attention Derivative compute."""
 
 from __future__ import annotations
+
+from functools import partial
 
 import numpy as np
 
 from attngrad.core.arrays import Array
-from attngrad.errata._claim import relative_error
-from attngrad.errata._transformer.blocks import Blocks
-from attngrad.formulas.case import along, softmax
-from attngrad.formulas.report import figure
+from attngrad.errata._blocks import Blocks
+from attngrad.errata._claim import Claim, Reading, relative_error
+from attngrad.formulas.case import along, complex_step, softmax, t
 from attngrad.reference.forms import block_diagonal, reciprocal
 
 # G = df/dX at the layer's output X; A = (A_1, ..., A_H) the scores (the document also uses the letter for
@@ -33,10 +34,10 @@ def gradient_block_by_block(c: Blocks) -> Array:
     return block_diagonal(np.stack([m.T @ c.g @ w.T for m, w in zip(mixed, w_o, strict=True)]))
 
 
-def blocks_of_gradient(c: Blocks) -> str:
+def diagonal_blocks(c: Blocks) -> float:
+    """The error of ``gradient_of_blocks`` inside its diagonal blocks."""
     inside = block_diagonal(np.ones_like(c.w_v))
-    error = relative_error(gradient_of_blocks(c) * inside, block_diagonal(c.d_weights["w_v"]))
-    return f"its diagonal blocks are right [{figure(error)}]"
+    return relative_error(gradient_of_blocks(c) * inside, block_diagonal(c.d_weights["w_v"]))
 
 
 def softmax_as_written(c: Blocks, a: Array) -> Array:
@@ -50,16 +51,23 @@ def stable_softmax(c: Blocks, a: Array) -> Array:
 
 
 LARGE = 1e4
-
-
-def sizes_of_scores(c: Blocks) -> str:
-    largest = np.max(np.abs(c.a))
-    return f"the scores reach {LARGE * largest:.0f} where it fails, {largest:.0f} where it holds"
+"""A factor that brings the scores to where exp overflows."""
 
 
 def pulled(c: Blocks) -> Array:
     """G' = G (W^O)^T (V')^T, the gradient at the weights."""
     return c.g @ c.w_o.T @ c.value_blocks.T
+
+
+def d_a(c: Blocks) -> Array:
+    """G' o S - ((G' o S o U) 1^T) o exp(A)."""
+    g = pulled(c)
+    return g * c.s - ((g * c.s * c.inverse) @ c.ones.T) * np.exp(c.a)
+
+
+def without_exp(c: Blocks) -> float:
+    """The error of S o (G' - rowsum(S o G')), block by block."""
+    return relative_error(c.s * (pulled(c) - (pulled(c) * c.s) @ c.ones), c.da)
 
 
 def trace_lines(c: Blocks) -> Array:
@@ -89,8 +97,7 @@ def all_heads(c: Blocks) -> Array:
 
 
 def with_one_head_moving(c: Blocks) -> Array:
-    only = np.zeros((c.n.heads, 1, 1))
-    only[0] = 1.0
+    only = np.eye(c.n.heads)[0][:, None, None]
     return c.along_weights(lambda q, k: c.f_of_weights(w_q=q, w_k=k), only)
 
 
@@ -189,3 +196,80 @@ def lines_of_question_3(c: Blocks) -> Array:
 
 def layout(c: Blocks) -> Array:
     return np.array([c.value_blocks.shape, c.ones.shape, c.picks[0].shape])
+
+
+def layout_as_stated(c: Blocks) -> Array:
+    """V' is Hn x d_model, 1 is Hn x Hn, P_h is n x Hn."""
+    n, wide = c.n.keys, c.n.heads * c.n.keys
+    return np.array([(wide, c.n.model), (wide, wide), (n, wide)])
+
+
+# --- the figures and the checks ---------------------------------------------------------------------------------------
+
+FIGURES = {
+    "diagonal-blocks": diagonal_blocks,
+    "large-scores": lambda c: f"{LARGE * np.max(np.abs(c.a)):.0f}",
+    "scores": lambda c: f"{np.max(np.abs(c.a)):.0f}",
+    "without-exp": without_exp,
+    "line-4": lambda c: abs(line_4(c)),
+}
+
+blocks = partial(Claim, Blocks)
+
+CHECKS = {
+    "transformer-1": blocks(lambda c: by_hand(c) @ c.w_o, lambda c: c.heads() @ c.w_o),
+    "transformer-2": blocks(lambda c: c.heads().T @ c.g, lambda c: complex_step(lambda w: c.f(c.heads() @ w), c.w_o)),
+    "transformer-3": blocks(lambda c: c.mixed @ block_diagonal(c.w_v), lambda c: c.heads()),
+    "transformer-4": blocks(
+        gradient_of_blocks,
+        lambda c: block_diagonal(c.d_weights["w_v"]),
+        gradient_block_by_block,
+        reading=Reading(
+            "the gradient at a full matrix W^v, every entry of it free",
+            gradient_of_blocks,
+            lambda c: complex_step(lambda w: c.f(c.mixed @ w @ c.w_o), block_diagonal(c.w_v)),
+        ),
+    ),
+    "transformer-5": blocks(
+        lambda c: softmax_as_written(c, LARGE * c.a),
+        lambda c: c.soft(LARGE * c.a),
+        lambda c: stable_softmax(c, LARGE * c.a),
+        reading=Reading(
+            "mathematics, at scores whose exp is finite", lambda c: softmax_as_written(c, c.a), lambda c: c.s
+        ),
+    ),
+    "transformer-6": blocks(layout_as_stated, layout),
+    "transformer-7": blocks(trace_lines, lambda c: np.full(7, along(c.f_of_scores, (c.a, c.a_dot)))),
+    "transformer-8": blocks(d_a, lambda c: c.da),
+    "transformer-9": blocks(all_heads, lambda c: c.df),
+    "transformer-10": blocks(
+        lambda c: one_head(c, 0),
+        lambda c: c.df,
+        lambda c: np.sum([one_head(c, h) for h in range(c.n.heads)], axis=0),
+        reading=Reading("df where only the weights of head h move", lambda c: one_head(c, 0), with_one_head_moving),
+    ),
+    "transformer-11": blocks(one_weight_lines, one_weight_truth),
+    "transformer-12": blocks(d_w_q, lambda c: c.d_weights["w_q"]),
+    "transformer-13": blocks(
+        lambda c: d_w_k(c) @ t(c.w_k_dot[0]),
+        lambda c: c.d_weights["w_k"],
+        d_w_k,
+        reading=Reading(
+            "the matrix whose trace is df along W_h^K",
+            lambda c: np.trace(d_w_k(c) @ t(c.w_k_dot[0]), axis1=1, axis2=2),
+            lambda c: np.sum(c.d_weights["w_k"] * c.w_k_dot[0], axis=(1, 2)),
+        ),
+    ),
+    "transformer-14": blocks(
+        lines_of_question_1, lambda c: np.full(2, along(lambda w: c.f(c.heads() @ w), (c.w_o, c.w_o_dot)))
+    ),
+    "transformer-15": blocks(lambda c: np.array(first_lines(c, w_v=c.w_v_dot)), lambda c: np.full(3, along_w_v(c))),
+    "transformer-16": blocks(
+        line_4,
+        along_w_v,
+        line_4_at_w_v,
+        reading=Reading("d((S_1 V, ..., S_H V) diag(W_1^V, ..., W_H^V))", line_4_of_the_product, along_w_v),
+    ),
+    "transformer-17": blocks(lines_with_blocks, lambda c: np.full(3, along_w_v(c))),
+    "transformer-18": blocks(lines_of_question_3, lambda c: np.full(6, c.df[0])),
+}
