@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attngrad.core.arrays import NDArray
+from attngrad.core.checks import fail
 from attngrad.explain.rules import RULES
 from attngrad.explain.template import fill, policy, text
 from attngrad.explain.windows import check_place
 from attngrad.reference.dense import visibility
+from attngrad.reference.modifiers import MODIFIERS
 
 if TYPE_CHECKING:
     from attngrad.explain.trace import Trace
@@ -32,12 +34,18 @@ WORK = 30_000_000
 """Products of numbers that the page may do each time something changes: about a quarter of a second."""
 SOFTCAP = 1.5
 """The cap of the page's switch where the trace has none."""
+_MODIFIERS = ("softcap",)
+"""The modifiers of the scores that the script of the page computes."""
 _STEPS = ("Q", "K", "V", "Z", "S", "L", "A", "O", "dO", "dV", "dA", "delta", "dS", "dZ", "dQ", "dK")
 
 
 def page(trace: Trace, *, head: int = 0, batch: int = 0, title: str = "") -> str:
     """The page of one batch entry."""
     check_place("trace.to_html", trace, head, batch)
+    for name in MODIFIERS:
+        if name not in _MODIFIERS and getattr(trace.options, name) is not None:
+            rule = "have options that the page computes"
+            fail(ValueError, "trace.to_html", "trace", rule, repr(name), "Use trace.print, or save it as .tex.")
     style = "\n" + text(_HERE, "style.css")
     body = "\n".join(text(_HERE, f"{name}.js") for name in SCRIPTS)
     script = f'\n"use strict";\n(() => {{\n{body}\n}})();\n'
