@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 
@@ -44,12 +45,11 @@ _FUNCTIONS: dict[str, Callable[[Array], Array]] = {
     "sqrt": np.sqrt,
     "exp": np.exp,
     "log": np.log,
-    "sum": lambda x: np.sum(x, axis=(-2, -1), keepdims=True),
-    "rowsum": lambda x: np.sum(x, axis=-1, keepdims=True),
-    "colsum": lambda x: np.sum(x, axis=-2, keepdims=True),
-    "mean": lambda x: np.mean(x, axis=(-2, -1), keepdims=True),
-    "rowmean": lambda x: np.mean(x, axis=-1, keepdims=True),
-    "colmean": lambda x: np.mean(x, axis=-2, keepdims=True),
+    **{
+        f"{over}{reduce.__name__}": partial(reduce, axis=axis, keepdims=True)
+        for reduce in (np.sum, np.mean)
+        for over, axis in (("", (-2, -1)), ("row", -1), ("col", -2))
+    },
     "softmax": _softmax,
     "dsoftmax": _softmax_jacobian,
     "diag": _diagonal,

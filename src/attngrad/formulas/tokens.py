@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from attngrad.formulas.symbols import SIGNS
+
 MAX_LENGTH = 2000
 """Characters of a formula; the longest line of the documents has 400."""
 
@@ -54,23 +56,6 @@ _PATTERN = re.compile(
     re.VERBOSE,
 )
 
-_UNICODE = {
-    "\N{MINUS SIGN}": ("symbol", "-"),
-    "·": ("command", r"\cdot"),
-    "⋅": ("command", r"\cdot"),
-    "∘": ("command", r"\circ"),
-    "⊙": ("command", r"\odot"),
-    "∂": ("command", r"\partial"),
-    "∑": ("command", r"\sum"),
-    "√": ("command", r"\sqrt"),
-    "\N{GREEK SMALL LETTER SIGMA}": ("command", r"\sigma"),
-    "\N{GREEK SMALL LETTER GAMMA}": ("command", r"\gamma"),
-    "δ": ("command", r"\delta"),
-    "Λ": ("command", r"\Lambda"),
-    "Ω": ("command", r"\Omega"),
-    "≡": ("command", r"\equiv"),
-}
-
 _PLACING = {
     *("&", "~", "$", r"\,", r"\;", r"\:", r"\!", "\\ ", "\\\n", r"\(", r"\)", r"\[", r"\]"),
     *(r"\left", r"\right", r"\big", r"\Big", r"\bigg", r"\Bigg", r"\bigl", r"\bigr", r"\Bigl", r"\Bigr"),
@@ -93,8 +78,9 @@ def tokenize(text: str) -> list[Token]:
         if found is None:
             if text[i] == "ᵀ":
                 tokens += [Token("symbol", "^", i), Token("name", "T", i)]
-            elif text[i] in _UNICODE:
-                tokens.append(Token(*_UNICODE[text[i]], i))
+            elif text[i] in SIGNS:
+                sign = SIGNS[text[i]]
+                tokens.append(Token("command" if sign[0] == "\\" else "symbol", sign, i))
             else:
                 raise FormulaError(f"the character {text[i]!r} has no meaning here.", text, i)
             i += 1

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from operator import attrgetter
+from typing import Any
 
 import numpy as np
 
@@ -44,27 +46,20 @@ def _number(value: float) -> Array:
     return np.full((1, 1), float(value))
 
 
+def _own(names: str) -> dict[str, Callable[[Any], Array]]:
+    """The names that a case has under the same name in small letters."""
+    return {name: attrgetter(name.lower()) for name in names.split()}
+
+
 _SIMPLE: dict[str, Callable[[Head], Array]] = {
-    "Q": lambda h: h.q,
-    "K": lambda h: h.k,
-    "V": lambda h: h.v,
+    **_own("Q K V S A dA dS dQ dK dV Q_dot K_dot V_dot"),
     "Z": lambda h: h.s,
-    "S": lambda h: h.s,
-    "A": lambda h: h.a,
     "M": lambda h: np.ones_like(h.a) if h.keep is None else h.keep,
     "O": lambda h: h.out(),
     "L": _lse,
     "delta": lambda h: np.sum(h.dout * h.out(), axis=-1, keepdims=True),
     "dO": lambda h: h.dout,
-    "dA": lambda h: h.da,
-    "dS": lambda h: h.ds,
     "dZ": lambda h: h.ds,
-    "dQ": lambda h: h.dq,
-    "dK": lambda h: h.dk,
-    "dV": lambda h: h.dv,
-    "Q_dot": lambda h: h.q_dot,
-    "K_dot": lambda h: h.k_dot,
-    "V_dot": lambda h: h.v_dot,
     "S_dot": _moved(_scores),
     "A_dot": _moved(lambda h, q, k, v: softmax(_scores(h, q, k, v))),
     "O_dot": _moved(Head.attend),
@@ -76,20 +71,15 @@ _SIMPLE: dict[str, Callable[[Head], Array]] = {
     "m": lambda h: _number(h.k.shape[0]),
     "d_k": lambda h: _number(h.q.shape[1]),
     "d_v": lambda h: _number(h.v.shape[1]),
-    "dZ/dQ": lambda h: complex_step(lambda q: _scores(h, q, h.k, h.v), h.q),
-    "dZ/dK": lambda h: complex_step(lambda k: _scores(h, h.q, k, h.v), h.k),
-    "dS/dQ": lambda h: complex_step(lambda q: _scores(h, q, h.k, h.v), h.q),
-    "dS/dK": lambda h: complex_step(lambda k: _scores(h, h.q, k, h.v), h.k),
+    **dict.fromkeys(("dZ/dQ", "dS/dQ"), lambda h: complex_step(lambda q: _scores(h, q, h.k, h.v), h.q)),
+    **dict.fromkeys(("dZ/dK", "dS/dK"), lambda h: complex_step(lambda k: _scores(h, h.q, k, h.v), h.k)),
     "dA/dS": lambda h: complex_step(softmax, h.s),
     "dO/dA": lambda h: complex_step(lambda a: h.mix(a, h.v), h.a),
     "dO/dV": lambda h: complex_step(lambda v: h.mix(h.a, v), h.v),
 }
 
 _OF_LAYER: dict[str, Callable[[Projected], Array]] = {
-    "X": lambda h: h.x,
-    "W_Q": lambda h: h.w_q,
-    "W_K": lambda h: h.w_k,
-    "W_V": lambda h: h.w_v,
+    **_own("X W_Q W_K W_V"),
     "dX": lambda h: h.d_x,
     "dW_Q": lambda h: h.d_weights[0],
     "dW_K": lambda h: h.d_weights[1],
