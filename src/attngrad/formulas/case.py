@@ -90,6 +90,11 @@ def rowsum(x: Array) -> Array:
 # --- one head, or a stack of them ------------------------------------------------------------------------------------
 
 
+def _gradient(name: str) -> cached_property[Array]:
+    """The true gradient of the loss of a head at its q, k or v."""
+    return cached_property(lambda head: complex_step(lambda x: head.loss(head.out(**{name: x})), getattr(head, name)))
+
+
 class Head:
     """q ``(..., T, D)``, k ``(..., S, D)``, v ``(..., S, E)``, dout ``(..., T, E)``: the derivatives of <dout, out>.
 
@@ -148,20 +153,8 @@ class Head:
         """<dout, out>."""
         return np.sum(self.dout * out)
 
-    @cached_property
-    def dq(self) -> Array:
-        """True dL/dQ."""
-        return complex_step(lambda q: self.loss(self.out(q=q)), self.q)
-
-    @cached_property
-    def dk(self) -> Array:
-        """True dL/dK."""
-        return complex_step(lambda k: self.loss(self.out(k=k)), self.k)
-
-    @cached_property
-    def dv(self) -> Array:
-        """True dL/dV."""
-        return complex_step(lambda v: self.loss(self.out(v=v)), self.v)
+    dq, dk, dv = _gradient("q"), _gradient("k"), _gradient("v")
+    """True dL/dQ, dL/dK and dL/dV."""
 
     @cached_property
     def da(self) -> Array:

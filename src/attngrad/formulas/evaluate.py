@@ -118,13 +118,10 @@ class _Evaluation:
             if axes == 3:
                 left = left[..., None, :, :]
             return np.matmul(left, right)
-        if any(numbers):
-            left, right = (self.widened(x, axes) if n else x for x, n in zip((left, right), numbers, strict=True))
+        # A number gets as many axes as its neighbour has.
+        pairs = zip((left, right), numbers, strict=True)
+        left, right = (x.reshape(x.shape[: self.axes] + (1,) * axes) if n else x for x, n in pairs)
         return _OPERATORS["*" if op == "@" else op](left, right)
-
-    def widened(self, x: Array, axes: int) -> Array:
-        """A number, with as many axes as its neighbour has."""
-        return x.reshape(x.shape[: self.axes] + (1,) * axes)
 
 
 def dims_from(values: Values) -> Callable[[str], tuple[str, ...]]:

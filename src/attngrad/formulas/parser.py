@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 
 from attngrad.formulas import symbols
-from attngrad.formulas.latex import Latex
+from attngrad.formulas.latex import STOPS, Latex
 from attngrad.formulas.tokens import Token
 from attngrad.formulas.tree import Binary, Call, Equation, Expression, Negate, Number, Power, Sum, Transpose, is_number
 
@@ -184,7 +184,8 @@ class Parser(Latex):
         """Whether a factor begins here, so that it stands side by side with the one before."""
         if token.kind == "name":
             return token.text != "o"
-        return token.kind == "number" or token.text in _CLOSING or self.is_operand(token)
+        is_operand = token.kind == "command" and token.text not in STOPS
+        return token.kind == "number" or token.text in _CLOSING or is_operand
 
     def primary(self) -> Expression:
         """What a factor begins with: a number, a name, a command or parentheses."""

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from attngrad.formulas import symbols
-from attngrad.formulas.cursor import Cursor
-from attngrad.formulas.tokens import Token
+from attngrad.formulas.tokens import Cursor, Token
 from attngrad.formulas.tree import Symbol
 
 T = TypeVar("T")

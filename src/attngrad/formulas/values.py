@@ -92,29 +92,21 @@ class HeadValues(Mapping[str, Array]):
     """The names at one head, those of ``also`` first: a document may use a letter in its own way."""
 
     def __init__(self, head: Head, also: Mapping[str, Callable[[Head], Array]] | None = None) -> None:
-        self.head, self.also = head, also or {}
+        self.head = head
+        layer = _OF_LAYER if isinstance(head, Projected) else {}
+        self._ways: dict[str, Callable[[Any], Array]] = {**_SIMPLE, **layer, **(also or {})}
         self._found: dict[str, Array] = {}
 
     def __getitem__(self, name: str) -> Array:
         if name not in self._found:
-            self._found[name] = self._compute(name)
+            self._found[name] = self._ways[name](self.head)
         return self._found[name]
 
-    def _compute(self, name: str) -> Array:
-        if name in self.also:
-            return self.also[name](self.head)
-        if name in _SIMPLE:
-            return _SIMPLE[name](self.head)
-        if isinstance(self.head, Projected):
-            return _OF_LAYER[name](self.head)
-        raise KeyError(name)
-
     def __iter__(self) -> Iterator[str]:
-        layer = _OF_LAYER if isinstance(self.head, Projected) else {}
-        return iter({**_SIMPLE, **layer, **self.also})
+        return iter(self._ways)
 
     def __len__(self) -> int:
-        return len(list(iter(self)))
+        return len(self._ways)
 
 
 def case(sizes: Sizes, used: set[str], scale: float | None, seed: list[int], mean: float = 0.0) -> HeadValues:

@@ -108,13 +108,10 @@ def relative_error(equation: Equation, values: Values) -> float | None:
     found = sides(equation, values)
     if not all(np.all(np.isfinite(x)) for x in found):
         return None
-    largest = max(1e-3 * float(np.max(np.abs(values[name]))) for name in _valued(equation) or {"Q"})
+    valued = names(*equation.sides) - set(symbols.SIZED) or {"Q"}
+    largest = max(1e-3 * float(np.max(np.abs(values[name]))) for name in valued)
     largest = max(largest, *(float(np.max(np.abs(x))) for x in found))
     return max(float(np.max(np.abs(x / largest - y / largest))) for x, y in pairwise(found))  # x - y may overflow
-
-
-def _valued(equation: Equation) -> set[str]:
-    return names(*equation.sides) - set(symbols.SIZED)
 
 
 class _Audit:
