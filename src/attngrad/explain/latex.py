@@ -13,15 +13,8 @@ if TYPE_CHECKING:
 
 ROWS, COLUMNS = 10, 10
 
-_SPECIAL = {
+_SPECIAL = {c: rf"\{c}" for c in "{}$&#_%"} | {
     "\\": r"\textbackslash{}",
-    "{": r"\{",
-    "}": r"\}",
-    "$": r"\$",
-    "&": r"\&",
-    "#": r"\#",
-    "_": r"\_",
-    "%": r"\%",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
     "<": r"\textless{}",

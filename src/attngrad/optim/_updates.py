@@ -150,10 +150,8 @@ class Adam(_InPlace):
         super().__init__(params, lr)
         if not isinstance(betas, (tuple, list)) or len(betas) != 2:
             fail(TypeError, self._name, "betas", "be a pair (beta1, beta2)", repr(betas))
-        self.betas = (
-            number(self._name, "betas", betas[0], 0.0, 1.0),
-            number(self._name, "betas", betas[1], 0.0, 1.0),
-        )
+        beta1, beta2 = (number(self._name, "betas", beta, 0.0, 1.0) for beta in betas)
+        self.betas = beta1, beta2
         self.eps = number(self._name, "eps", eps, 0.0)
         self.weight_decay = number(self._name, "weight_decay", weight_decay, 0.0)
         self._means, self._squares = self._state(), self._state()
