@@ -93,8 +93,7 @@ def data(trace: Trace, head: int, batch: int) -> dict[str, Any]:
         "sinks": x.sinks,
     }
     notes = [] if "dO" in trace else ["No dO was given: the loss is the sum of O."]
-    given_arrays = {name: a for name, a in named.items() if a is not None}
-    arrays, head, notes = _fit(given_arrays, head, x.group, notes)
+    arrays, head, notes = _fit({name: a for name, a in named.items() if a is not None}, head, x.group, notes)
     given = not bool(arrays["mask"].all())
     if not given:
         arrays["mask"][..., -1] = False  # what the switch hides: the last key, as padding would

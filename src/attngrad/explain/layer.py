@@ -11,8 +11,8 @@ import numpy as np
 from attngrad.core.arrays import NDArray
 from attngrad.core.binding import bind
 from attngrad.core.options import OptionArguments
+from attngrad.explain.places import Tokens
 from attngrad.explain.rules import RULES, Rule, resolve
-from attngrad.explain.tokens import Tokens
 from attngrad.explain.trace import Trace
 from attngrad.explain.values import compute, widen
 from attngrad.layers.linear import affine, affine_vjp, merge, split

@@ -87,7 +87,7 @@ def _check_steps(x: Operands, rules: Mapping[str, Rule], values: Mapping[str, ND
 
 def load(text: str) -> Trace:
     """The trace that ``dump`` wrote."""
-    from attngrad.explain.tokens import check_tokens
+    from attngrad.explain.places import check_tokens
     from attngrad.explain.trace import Trace
 
     function = "Trace.from_json"

@@ -16,10 +16,9 @@ from attngrad.core.options import OPTIONS, Kind, OptionArguments, Options
 from attngrad.explain import invariants
 from attngrad.explain.entries import Explanation
 from attngrad.explain.invariants import Invariant
-from attngrad.explain.places import Place, locate
+from attngrad.explain.places import Place, Tokens, check_tokens, locate
 from attngrad.explain.rules import RULES, Rule, resolve
 from attngrad.explain.terms import Cells, expand
-from attngrad.explain.tokens import Tokens, check_tokens
 from attngrad.explain.values import Step, compute, make_step, to_float64, widen
 from attngrad.reference.dense import visibility
 

@@ -63,9 +63,8 @@ def matrix(trace: Trace, name: str, head: int, batch: int, rows: int, columns: i
         by_batch = name.removeprefix("d")[0] in "XY"
         x = x.reshape(-1, *x.shape[-2:])[batch] if by_batch else np.atleast_2d(x)
     else:
-        heads = operands.heads // (trace.group if name in KEY_SIDE else 1)
-        own = head // (trace.group if name in KEY_SIDE else 1)
-        x = x.reshape(-1, heads, *x.shape[-len(index) :])[batch, own]
+        share = trace.group if name in KEY_SIDE else 1
+        x = x.reshape(-1, operands.heads // share, *x.shape[-len(index) :])[batch, head // share]
         x = x[:, None] if len(index) == 1 else x
     hidden = np.zeros(x.shape, bool)
     if index == "ij" and name in ZERO_WHERE_HIDDEN and x.shape == operands.scores_shape[-2:]:

@@ -110,12 +110,7 @@ class Head:
     @classmethod
     def random(cls, n: Sizes, rng: np.random.Generator, scale: float | None = None) -> Head:
         """One head, scale 1/sqrt(D)."""
-        shapes = (
-            (n.queries, n.width),
-            (n.keys, n.width),
-            (n.keys, n.value_width),
-            (n.queries, n.value_width),
-        )
+        shapes = ((n.queries, n.width), (n.keys, n.width), (n.keys, n.value_width), (n.queries, n.value_width))
         q, k, v, dout = (rng.standard_normal(shape) for shape in shapes)
         return cls(q, k, v, dout, n.width**-0.5 if scale is None else scale, rng)
 

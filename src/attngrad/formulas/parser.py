@@ -82,9 +82,8 @@ class Parser(Latex):
             sides.append(self.expression())
             stated = self.stated_shape() or stated
         if len(sides) < 2:
-            raise self.fault(
-                "a formula must say that two things are equal, as in dV = A.T @ dO; found no '='.", self.here
-            )
+            message = "a formula must say that two things are equal, as in dV = A.T @ dO; found no '='."
+            raise self.fault(message, self.here)
         return Equation(tuple(sides), stated, position=start.position)
 
     def at_equals(self) -> bool:

@@ -38,13 +38,11 @@ class Scripts(Cursor):
 
     def braced_word(self) -> str:
         r"""The word in \text{word}."""
-        return self.braced(self.word)
-
-    def word(self) -> str:
-        """A name, whatever it means."""
+        self.expect("{")
         token = self.take()
         if token.kind != "name":
             raise self.fault("expected a word in the braces.", token)
+        self.expect("}")
         return token.text
 
     def plain_symbol(self) -> Symbol:

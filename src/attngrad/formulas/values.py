@@ -10,7 +10,7 @@ import numpy as np
 
 from attngrad import reference
 from attngrad.core.arrays import Array
-from attngrad.formulas.case import Head, Projected, Sizes, along, complex_step, softmax, t
+from attngrad.formulas.case import Head, Projected, Sizes, along, complex_step, rowsum, softmax, t
 from attngrad.formulas.symbols import LAYER
 
 LARGE_MEAN = 4.0
@@ -24,11 +24,6 @@ CASES = (
 """Sizes and the mean of V: more queries than keys and fewer, no two sizes of a case equal."""
 
 
-def _lse(h: Head) -> Array:
-    _, lse = reference.attention(h.q, h.k, h.v, scale=h.scale, return_lse=True)
-    return lse[:, None]
-
-
 def _moved(f: Callable[..., Array]) -> Callable[[Head], Array]:
     """The derivative of f(h, q, k, v) along the tangents of q, k and v."""
     return lambda h: along(lambda q, k, v: f(h, q, k, v), (h.q, h.q_dot), (h.k, h.k_dot), (h.v, h.v_dot))
@@ -36,10 +31,6 @@ def _moved(f: Callable[..., Array]) -> Callable[[Head], Array]:
 
 def _scores(h: Head, q: Array, k: Array, v: Array) -> Array:
     return h.scale * q @ t(k)
-
-
-def _log_sum_exp(h: Head, q: Array, k: Array, v: Array) -> Array:
-    return np.log(np.sum(np.exp(_scores(h, q, k, v)), axis=-1, keepdims=True))
 
 
 def _number(value: float) -> Array:
@@ -56,14 +47,14 @@ _SIMPLE: dict[str, Callable[[Head], Array]] = {
     "Z": lambda h: h.s,
     "M": lambda h: np.ones_like(h.a) if h.keep is None else h.keep,
     "O": lambda h: h.out(),
-    "L": _lse,
-    "delta": lambda h: np.sum(h.dout * h.out(), axis=-1, keepdims=True),
+    "L": lambda h: reference.attention(h.q, h.k, h.v, scale=h.scale, return_lse=True)[1][:, None],
+    "delta": lambda h: rowsum(h.dout * h.out()),
     "dO": lambda h: h.dout,
     "dZ": lambda h: h.ds,
     "S_dot": _moved(_scores),
     "A_dot": _moved(lambda h, q, k, v: softmax(_scores(h, q, k, v))),
     "O_dot": _moved(Head.attend),
-    "L_dot": _moved(_log_sum_exp),
+    "L_dot": _moved(lambda h, q, k, v: np.log(rowsum(np.exp(_scores(h, q, k, v))))),
     "J": lambda h: h.jacobian,
     "p": lambda h: h.s[..., None],
     "scale": lambda h: _number(h.scale),

@@ -140,14 +140,18 @@ class _Audit:
             return told("wrong shape", mistakes=("stated-shape",), notes=(fault.message,))
         if fault is not None:
             return tell("wrong shape", **self.correct(fits=False), notes=(fault.message, *self.where_sizes_agree()))
-        errors = [relative_error(self.equation, values) for values in self.at]
-        found = [e for e in errors if e is not None]
-        worst = max(found, default=None) if len(found) == len(errors) else None
-        if worst is not None and worst < TOLERANCE:
+        worst = self.worst_error(self.equation)
+        if worst < TOLERANCE:
             same = len(set(self.equation.sides)) == 1
             return tell("holds", error=worst, notes=("both sides are the same, so it says nothing",) if same else ())
-        notes = () if worst is not None else ("it gives values that are not finite",)
-        return tell("wrong", error=worst, **self.correct(fits=True), notes=(*notes, *self.where_sizes_agree()))
+        finite = worst < math.inf
+        notes = () if finite else ("it gives values that are not finite",)
+        return tell(
+            "wrong",
+            error=worst if finite else None,
+            **self.correct(fits=True),
+            notes=(*notes, *self.where_sizes_agree()),
+        )
 
     # --- shapes ------------------------------------------------------------------------------------------------------
 

@@ -56,9 +56,8 @@ class _InPlace:
         found = flat(function, "grads", grads)
         for name, p in self._params.items():
             if name not in found:
-                fail(
-                    ValueError, function, "grads", f"have the names of params, {name!r} too", ", ".join(found) or "none"
-                )
+                rule = f"have the names of params, {name!r} too"
+                fail(ValueError, function, "grads", rule, ", ".join(found) or "none")
             g, argument = found[name], f"grads[{name!r}]"
             wide = ACCUMULATE.get(p.dtype, p.dtype)
             if g.dtype not in (p.dtype, wide):
