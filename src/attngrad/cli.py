@@ -47,8 +47,7 @@ def demo(seed: int) -> None:
     from rich.console import Console
 
     from attngrad import errata as errata_module
-    from attngrad.explain.check import gradient_check
-    from attngrad.explain.demo import worked_example
+    from attngrad.explain.demo import gradient_check, worked_example
 
     console = Console()
     worked_example(console, seed)
@@ -100,7 +99,7 @@ def check(seed: int) -> None:
     """Check VJP, JVP and HVP against the complex step, with every option on."""
     from rich.console import Console
 
-    from attngrad.explain.check import gradient_check
+    from attngrad.explain.demo import gradient_check
 
     if not gradient_check(Console(), seed):
         raise SystemExit(1)

@@ -19,6 +19,7 @@ from rich.console import Console
 
 import attngrad
 from attngrad.explain import files, latex, terminal
+from attngrad.explain import html as page
 from attngrad.explain.rules import STAGES
 from attngrad.explain.windows import number, shown
 from cases import EVERYTHING, SHAPES, label, make
@@ -209,6 +210,17 @@ def test_json_round_trips_bit_for_bit(names, shape):
     assert again.explain("dV", 0, 0) == trace.explain("dV", 0, 0)
     assert again.finite_difference("dQ", 0, 0) == trace.finite_difference("dQ", 0, 0)
     assert again.to_html() == trace.to_html()
+
+
+def test_a_page_refuses_a_modifier_that_its_script_does_not_compute(monkeypatch):
+    trace = example(softcap=2.0)
+    assert trace.to_html()
+    monkeypatch.setattr(page, "MODIFIERS", {"softcap": None, "scale": None})  # scale stands for a modifier to come
+    with pytest.raises(
+        ValueError, match=r"^trace\.to_html: trace must have options that the page computes; got 'scale'"
+    ):
+        trace.to_html()
+    assert trace.to_latex()
 
 
 def test_json_keeps_layers_empty_steps_and_what_is_not_finite():

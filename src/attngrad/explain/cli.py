@@ -173,15 +173,11 @@ def _run(given: dict[str, Any]) -> None:
     else:
         click.echo(files.text(trace, form, **place), nl=False)
     if given["open_page"]:
-        _open(Path(output).resolve().as_uri())
+        import webbrowser  # the browser that BROWSER names, else the system's
 
-
-def _open(address: str) -> None:
-    """Show a page in the browser that BROWSER names, else in the system's."""
-    import webbrowser
-
-    if not webbrowser.open(address):
-        raise click.ClickException(f"explain: --open found no browser; open {address} yourself, or set BROWSER.")
+        address = Path(output).resolve().as_uri()
+        if not webbrowser.open(address):
+            raise click.ClickException(f"explain: --open found no browser; open {address} yourself, or set BROWSER.")
 
 
 def _entry(trace: Trace, entry: tuple[str, int, int], place: dict[str, int]) -> None:
@@ -191,13 +187,11 @@ def _entry(trace: Trace, entry: tuple[str, int, int], place: dict[str, int]) -> 
     from attngrad.explain import terminal
 
     name, row, column = entry
-    if name not in trace:
-        trace[name]
-    vector = len(trace.rules[name].letters) == 1
-    at = (row,) if vector else (row, column)
-    found = trace.explain(name, *at, **place)
+    rule = trace.rules[trace[name].name]  # a name that is not there is told by trace
+    at = (row, column)[: len(rule.letters)]
+    told = trace.explain(name, *at, **place)
     try:
-        difference = trace.finite_difference(name, *at, **place) if trace.rules[name].entry else None
+        difference = trace.finite_difference(name, *at, **place) if rule.entry else None
     except ValueError:  # no derivative: nothing to compare with
         difference = None
-    terminal.explanation(Console(), found, difference)
+    terminal.explanation(Console(), told, difference)

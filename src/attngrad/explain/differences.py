@@ -10,7 +10,7 @@ from attngrad import reference
 from attngrad.core.arrays import NDArray
 from attngrad.core.checks import fail
 from attngrad.core.operands import Operands, Tangents
-from attngrad.explain.invariants import tangents_of
+from attngrad.explain.invariants import tangents_of, value_of
 from attngrad.explain.values import compute
 from attngrad.layers.linear import affine, merge, split
 from attngrad.reference.dense import drop
@@ -43,7 +43,7 @@ def difference(t: Trace, name: str, index: tuple[int, ...], step: float) -> floa
 def _loss(t: Trace, name: str, index: tuple[int, ...], step: float) -> float:
     """<dO, O> + <dL, L> where the entry that ``name`` is the gradient at has moved by ``step``."""
     x, o = t.operands, t.options
-    dout, dlse = t["dO"].value, t["dL"].value if "dL" in t else None
+    dout, dlse = t["dO"].value, value_of(t, "dL")
     if name in ("dO", "dL"):
         moved = {"dO": t["O"].value.copy(), "dL": t["L"].value.copy()}
         moved[name][index] += step
@@ -52,7 +52,7 @@ def _loss(t: Trace, name: str, index: tuple[int, ...], step: float) -> float:
         weights = t["A"].value.copy()
         weights[index] += step
         v = np.repeat(x.v, x.group, axis=-3) if x.group > 1 else x.v
-        out = drop(weights, t["M"].value if "M" in t else None) @ v
+        out = drop(weights, value_of(t, "M")) @ v
         return float(np.sum(np.where(np.any(t.visible, axis=-1, keepdims=True), dout * out, 0.0)))
     if name in _OPERAND:
         field = _OPERAND[name]
@@ -105,11 +105,6 @@ def _moved(t: Trace, name: str, step: float) -> NDArray:
 
     fields = {f: along(getattr(x, f), d) for f, d in zip(Tangents._fields, direction, strict=True)}
     moved: Operands = x._replace(**fields)
-    dout = along(_get(t, "dO"), _get(t, "dO_dot"))
-    dlse = along(_get(t, "dL"), _get(t, "dL_dot"))
+    dout, dlse = (along(value_of(t, name), value_of(t, f"{name}_dot")) for name in ("dO", "dL"))
     values, _ = compute(moved, t.options, dout, dlse)
     return values[name.removesuffix("_dot")]
-
-
-def _get(t: Trace, name: str) -> NDArray | None:
-    return t[name].value if name in t else None

@@ -52,10 +52,14 @@ class Term(NamedTuple):
     factors: tuple[tuple[str, float], ...]
     value: float
 
+    def parts(self, form: str) -> tuple[str, str, str]:
+        """The sign, the labels and the numbers, these by a format."""
+        numbers = " * ".join(f"{number:{form}}" for _, number in self.factors)
+        return "-" if self.sign < 0 else "+", " * ".join(label for label, _ in self.factors), numbers
+
     def __str__(self) -> str:
-        labels = " * ".join(label for label, _ in self.factors)
-        numbers = " * ".join(f"{number: .4f}" for _, number in self.factors)
-        return f"{'-' if self.sign < 0 else '+'} {labels}  =  {numbers}  =  {self.value: .6f}"
+        sign, labels, numbers = self.parts(" .4f")
+        return f"{sign} {labels}  =  {numbers}  =  {self.value: .6f}"
 
 
 class Explanation(NamedTuple):
@@ -92,11 +96,9 @@ class Explanation(NamedTuple):
             lines.append(f"  m = {self.factor:.6f}, plus the logarithm of the sum of")
         elif self.outer == "exp":
             lines.append("  the exponential of the sum of")
-        width = max((len(" * ".join(label for label, _ in t.factors)) for t in self.terms), default=0)
-        for t in self.terms:
-            labels = " * ".join(label for label, _ in t.factors)
-            numbers = " * ".join(f"{number:9.4f}" for _, number in t.factors)
-            lines.append(f"  {'-' if t.sign < 0 else '+'} {labels:<{width}}  {numbers}  = {t.value:10.6f}")
+        terms = [(t.value, *t.parts("9.4f")) for t in self.terms]
+        width = max((len(labels) for _, _, labels, _ in terms), default=0)
+        lines += [f"  {sign} {labels:<{width}}  {numbers}  = {v:10.6f}" for v, sign, labels, numbers in terms]
         return "\n".join(lines)
 
 

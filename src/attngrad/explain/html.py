@@ -15,10 +15,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attngrad.core.arrays import NDArray
+from attngrad.core.checks import fail
 from attngrad.explain.rules import RULES
+from attngrad.explain.serial import jsonable
 from attngrad.explain.template import fill, policy, text
 from attngrad.explain.windows import check_place
 from attngrad.reference.dense import visibility
+from attngrad.reference.modifiers import MODIFIERS
 
 if TYPE_CHECKING:
     from attngrad.explain.trace import Trace
@@ -32,12 +35,20 @@ WORK = 30_000_000
 """Products of numbers that the page may do each time something changes: about a quarter of a second."""
 SOFTCAP = 1.5
 """The cap of the page's switch where the trace has none."""
+_MODIFIERS = ("softcap",)
+"""The modifiers of the scores that the script of the page computes."""
+_JAVASCRIPT = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
+"""What JSON has no number for, as a string that JavaScript reads."""
 _STEPS = ("Q", "K", "V", "Z", "S", "L", "A", "O", "dO", "dV", "dA", "delta", "dS", "dZ", "dQ", "dK")
 
 
 def page(trace: Trace, *, head: int = 0, batch: int = 0, title: str = "") -> str:
     """The page of one batch entry."""
     check_place("trace.to_html", trace, head, batch)
+    for name in MODIFIERS:
+        if name not in _MODIFIERS and getattr(trace.options, name) is not None:
+            rule = "have options that the page computes"
+            fail(ValueError, "trace.to_html", "trace", rule, repr(name), "Use trace.print, or save it as .tex.")
     style = "\n" + text(_HERE, "style.css")
     body = "\n".join(text(_HERE, f"{name}.js") for name in SCRIPTS)
     script = f'\n"use strict";\n(() => {{\n{body}\n}})();\n'
@@ -61,9 +72,6 @@ def _embed(value: object) -> str:
 def data(trace: Trace, head: int, batch: int) -> dict[str, Any]:
     """What the page computes from: the operands of one batch entry, the options, the rules."""
     x, o = trace.operands, trace.options
-    t, s = x.scores_shape[-2:]
-    if 0 in (t, s, x.q.shape[-1], x.v.shape[-1], x.heads):
-        raise ValueError(f"trace.to_html: there is nothing to show; got q of shape {x.q.shape}, v of {x.v.shape}.")
 
     def one(a: NDArray, heads: int) -> NDArray:
         """The heads of this batch entry."""
@@ -73,11 +81,11 @@ def data(trace: Trace, head: int, batch: int) -> dict[str, Any]:
     def scores(a: NDArray) -> NDArray:
         return one(np.array(np.broadcast_to(a, x.scores_shape)), x.heads)
 
-    arrays: dict[str, NDArray | None] = {
+    named: dict[str, NDArray | None] = {
         "q": one(x.q, x.heads),
         "k": one(x.k, x.heads // x.group),
         "v": one(x.v, x.heads // x.group),
-        "dout": one(trace["dO"].value, x.heads) if "dO" in trace else np.ones((x.heads, t, x.v.shape[-1])),
+        "dout": one(trace["dO"].value, x.heads) if "dO" in trace else np.ones((x.heads, *x.out_shape[-2:])),
         "mask": scores(visibility(x, dataclasses.replace(o, causal=False))),
         "bias": None if x.bias is None else scores(np.where(np.isfinite(x.bias), x.bias, 0.0)),
         "keep": scores(trace["M"].value) if "M" in trace else None,
@@ -85,24 +93,23 @@ def data(trace: Trace, head: int, batch: int) -> dict[str, Any]:
         "sinks": x.sinks,
     }
     notes = [] if "dO" in trace else ["No dO was given: the loss is the sum of O."]
-    arrays, head, notes = _fit(arrays, head, x.group, notes)
-    mask = arrays["mask"]
-    assert mask is not None  # noqa: S101  (for the type checker; it was set above)
-    given = not bool(mask.all())
+    arrays, head, notes = _fit({name: a for name, a in named.items() if a is not None}, head, x.group, notes)
+    given = not bool(arrays["mask"].all())
     if not given:
-        mask[..., -1] = False  # what the switch hides: the last key, as padding would
+        arrays["mask"][..., -1] = False  # what the switch hides: the last key, as padding would
     offsets = np.broadcast_to(x.offset, x.q.shape[:-3])
     if len(x.q.shape) > 3 and math.prod(x.q.shape[:-3]) > 1:
         notes.append(f"Batch entry {batch} of {math.prod(x.q.shape[:-3])}.")
-    large = max(arrays[name].shape[axis] for name in ("q", "k", "v") for axis in (1, 2)) > WHOLE  # type: ignore[union-attr]
+    large = max(arrays[name].shape[axis] for name in ("q", "k", "v") for axis in (1, 2)) > WHOLE
     if large:
         notes.append(f"A window of {WINDOW} rows and columns of each matrix is shown; move it beside the switches.")
     tokens = None
     if trace.tokens is not None:
-        tokens = {"i": trace.tokens[0][: arrays["q"].shape[1]], "j": trace.tokens[1][: arrays["k"].shape[1]]}  # type: ignore[union-attr]
+        tokens = {"i": trace.tokens[0][: arrays["q"].shape[1]], "j": trace.tokens[1][: arrays["k"].shape[1]]}
     rules = {r.name: r._asdict() for r in RULES if r.name in _STEPS}
     return {
-        **{name: None if a is None else _nested(a) for name, a in arrays.items()},
+        **dict.fromkeys(named),
+        **{name: jsonable(a.astype(int) if a.dtype == bool else a, _JAVASCRIPT) for name, a in arrays.items()},
         "scale": o.scale,
         "softcap": SOFTCAP if o.softcap is None else o.softcap,
         "offset": int(offsets.reshape(-1)[batch]),
@@ -122,30 +129,15 @@ def data(trace: Trace, head: int, batch: int) -> dict[str, Any]:
     }
 
 
-def _nested(a: NDArray) -> list[Any]:
-    """Nested lists; flags as 0 and 1, and what JSON has no number for as a string that JavaScript reads."""
-    if a.dtype == bool:
-        return a.astype(int).tolist()  # type: ignore[no-any-return]
-    if np.isfinite(a).all():
-        return a.tolist()  # type: ignore[no-any-return]
-    names = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
-
-    def one(value: Any) -> Any:
-        return [one(v) for v in value] if isinstance(value, list) else names.get(str(value), value)
-
-    return one(a.tolist())  # type: ignore[no-any-return]
-
-
 _AXES = {"q": "hi", "k": "gj", "v": "gj", "dout": "hi", "dlse": "hi", "sinks": "h"}
 """The axes of the arrays of a page: h query head, g key head, i query, j key; of others, hij."""
 
 
 def _fit(
-    arrays: dict[str, NDArray | None], head: int, group: int, notes: list[str]
-) -> tuple[dict[str, NDArray | None], int, list[str]]:
+    arrays: dict[str, NDArray], head: int, group: int, notes: list[str]
+) -> tuple[dict[str, NDArray], int, list[str]]:
     """Cut what is too much for a page to compute: to the group of ``head``, then to the first tokens; and say so."""
     q, k, v = arrays["q"], arrays["k"], arrays["v"]
-    assert q is not None and k is not None and v is not None  # noqa: S101, PT018  (for the type checker)
     heads, t, s = q.shape[0], q.shape[1], k.shape[1]
     each = 5 * (q.shape[-1] + v.shape[-1])  # products a score
     if each * heads * t * s <= WORK:
@@ -167,4 +159,4 @@ def _fit(
     def own_part(name: str, a: NDArray) -> NDArray:
         return np.array(a[tuple(part.get(axis, slice(None)) for axis in _AXES.get(name, "hij"))])
 
-    return {name: None if a is None else own_part(name, a) for name, a in arrays.items()}, head, notes
+    return {name: own_part(name, a) for name, a in arrays.items()}, head, notes

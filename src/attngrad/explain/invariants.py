@@ -122,8 +122,12 @@ def _adjoint(t: Trace) -> Invariant:
 
 def tangents_of(t: Trace) -> Tangents:
     """The tangents that the trace was made with."""
-    names = ("Q_dot", "K_dot", "V_dot", "bias_dot", "sigma_dot")
-    return Tangents(*(t[n].value if n in t else None for n in names))
+    return Tangents(*(value_of(t, f"{name}_dot") for name in ("Q", "K", "V", "bias", "sigma")))
+
+
+def value_of(t: Trace, name: str) -> NDArray | None:
+    """The numbers of a step; None where the trace has no such step."""
+    return t[name].value if name in t else None
 
 
 def _tangent(t: Trace) -> list[Invariant]:
@@ -157,7 +161,7 @@ def _symmetry(t: Trace) -> Invariant:
     """<u, H t> = <t, H u>: the Hessian of the loss is symmetric."""
     x, o = t.operands, t.options
     direction, other = tangents_of(t), _directions(t, 1)
-    dout, dlse = t["dO"].value, t["dL"].value if "dL" in t else None
+    dout, dlse = t["dO"].value, value_of(t, "dL")
     f = reference.forward(x, o)
     b = reference.backward(x, o, f, dout, dlse)
     sides, sizes = [], []

@@ -13,15 +13,8 @@ if TYPE_CHECKING:
 
 ROWS, COLUMNS = 10, 10
 
-_SPECIAL = {
+_SPECIAL = {c: rf"\{c}" for c in "{}$&#_%"} | {
     "\\": r"\textbackslash{}",
-    "{": r"\{",
-    "}": r"\}",
-    "$": r"\$",
-    "&": r"\&",
-    "#": r"\#",
-    "_": r"\_",
-    "%": r"\%",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
     "<": r"\textless{}",
@@ -87,9 +80,8 @@ def _cell(value: float, hidden: bool) -> str:
 
 
 def _matrix(m: Matrix) -> str:
-    rows = []
-    for row, hidden in zip(m.values, m.hidden, strict=True):
-        rows.append(" & ".join(_cell(float(a), bool(h)) for a, h in zip(row, hidden, strict=True)))
+    cells = (zip(row, hidden, strict=True) for row, hidden in zip(m.values, m.hidden, strict=True))
+    rows = (" & ".join(_cell(float(a), bool(h)) for a, h in row) for row in cells)
     return "\\begin{pmatrix}\n" + " \\\\\n".join(rows) + "\n\\end{pmatrix}"
 
 
@@ -114,13 +106,9 @@ def document(trace: Trace, *, head: int = 0, batch: int = 0) -> str:
         lines.append(rf"\subsection*{{{title}}}")
         for name in names:
             rule, m = trace.rules[name], matrix(trace, name, head, batch, ROWS, COLUMNS)
-            made = f" = {formula(rule.formula)}" if rule.entry else ""
             tag = rf" \tag{{{rule.number}}}" if rule.number else ""
-            lines.append(r"\begin{gather*}")
-            if made:
-                lines.append(f"{symbol(name)}{made}{tag} \\\\")
-            lines.append(f"{symbol(name)} = {_matrix(m)}")
-            lines.append(r"\end{gather*}")
+            made = [f"{symbol(name)} = {formula(rule.formula)}{tag} \\\\"] if rule.entry else []
+            lines += [r"\begin{gather*}", *made, f"{symbol(name)} = {_matrix(m)}", r"\end{gather*}"]
             if m.cut:
                 lines.append(rf"\begin{{center}}\small {escape(m.cut)}\end{{center}}")
     lines.append(r"\subsection*{What must hold}")

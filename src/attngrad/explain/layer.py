@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,8 +11,8 @@ import numpy as np
 from attngrad.core.arrays import NDArray
 from attngrad.core.binding import bind
 from attngrad.core.options import OptionArguments
+from attngrad.explain.places import Tokens
 from attngrad.explain.rules import RULES, Rule, resolve
-from attngrad.explain.tokens import Tokens
 from attngrad.explain.trace import Trace
 from attngrad.explain.values import compute, widen
 from attngrad.layers.linear import affine, affine_vjp, merge, split
@@ -25,12 +26,11 @@ _INPUT = {"query": "X", "key": "X_k", "value": "X_v"}
 _ROW = {"q": "i", "k": "j", "v": "j"}
 
 
-def _forward(name: str, letters: str, formula: str, entry: str = "") -> Rule:
-    return Rule(name, "", "forward", letters, formula, entry)
+def _rule(stage: str, name: str, letters: str, formula: str, entry: str = "") -> Rule:
+    return Rule(name, "", stage, letters, formula, entry)
 
 
-def _backward(name: str, letters: str, formula: str, entry: str = "") -> Rule:
-    return Rule(name, "", "backward", letters, formula, entry)
+_forward, _backward = partial(_rule, "forward"), partial(_rule, "backward")
 
 
 def _rules(source: Mapping[str, str], params: Mapping[str, Any], rope: bool) -> tuple[list[Rule], list[Rule]]:
@@ -124,7 +124,6 @@ def trace_layer(p: Projections, dy: NDArray | None, options: OptionArguments, to
     # attention's own rules for what a layer computes are replaced
     made = {rule.name for rule in (*before, *back)}
     body = [rule for rule in RULES if rule.name not in made]
-    forward = [rule for rule in body if rule.stage == "forward"]
-    backward = [rule for rule in body if rule.stage != "forward"]
-    rules = resolve([*before, *forward, y, *back, *backward, *after], flags)
+    first, rest = ([rule for rule in body if (rule.stage == "forward") == is_first] for is_first in (True, False))
+    rules = resolve([*before, *first, y, *back, *rest, *after], flags)
     return Trace(operands, o, values, rules, tokens)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import html
 from typing import TYPE_CHECKING
 
-from attngrad.explain.heat import heat
-from attngrad.explain.windows import Matrix, by_stage, matrix
+from attngrad.explain.windows import Matrix, by_stage, heat, matrix
 
 if TYPE_CHECKING:
     from attngrad.explain.trace import Trace

@@ -1,18 +1,22 @@
-"""Where an entry of a trace stands: the letters of its formula, and the index into its array."""
+"""Where an entry of a trace stands: the letters of its formula, and the index into its array; and labels of tokens."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
+from attngrad.core.arrays import kind_of
 from attngrad.core.checks import check_integer, fail
 from attngrad.explain.rules import KEY_SIDE, is_flat
 
 if TYPE_CHECKING:
     from attngrad.explain.trace import Trace
 
+Tokens = tuple[tuple[str, ...], tuple[str, ...]]
+"""The labels of queries, and those of keys."""
 Place = int | tuple[int, ...]
 """An index into the leading axes, flat or one per axis."""
 
@@ -66,3 +70,24 @@ def _wrap(function: str, argument: str, value: object, n: int) -> int:
     if not -n <= at < n:
         fail(ValueError, function, argument, f"be in [{-n}, {n})", at)
     return at % n
+
+
+def check_tokens(function: str, tokens: Any, t: int, s: int) -> Tokens | None:
+    """The labels of t queries and s keys, from one list for both or a pair of lists."""
+    if tokens is None:
+        return None
+    if isinstance(tokens, str) or not isinstance(tokens, Sequence):
+        _bad_tokens(function, t, s, kind_of(tokens))
+    pair = tokens if len(tokens) == 2 and not any(isinstance(a, str) for a in tokens) else (tokens, tokens)
+    for labels, n in zip(pair, (t, s), strict=True):
+        if not isinstance(labels, Sequence) or not all(isinstance(label, str) for label in labels):
+            _bad_tokens(function, t, s, "labels that are no strings")
+        if len(labels) != n:
+            rule = f"have {t} labels of queries and {s} of keys"
+            fail(ValueError, function, "tokens", rule, f"{len(labels)} for {n}")
+    return tuple(pair[0]), tuple(pair[1])
+
+
+def _bad_tokens(function: str, t: int, s: int, got: str) -> NoReturn:
+    rule = f"be a list of {t} strings" if t == s else f"be a pair of lists, {t} and {s} strings"
+    fail(TypeError, function, "tokens", rule, got, "A text is split into tokens with text.split().")

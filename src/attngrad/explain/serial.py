@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 FORMAT, VERSION = "attngrad trace", 1
 
 
-def jsonable(x: Any) -> Any:
-    """Nested lists of an array, or a number: floats that JSON cannot write as strings."""
+def jsonable(x: Any, names: Mapping[str, str] = {}) -> Any:
+    """Nested lists of an array, or a number: floats that JSON cannot write as strings, by ``names`` where these are."""
     if isinstance(x, np.ndarray):
-        return jsonable(x.tolist())
+        return x.tolist() if x.dtype.kind != "f" or np.isfinite(x).all() else jsonable(x.tolist(), names)
     if isinstance(x, list):
-        return [jsonable(a) for a in x]
-    return x if not isinstance(x, float) or math.isfinite(x) else str(x)
+        return [jsonable(a, names) for a in x]
+    return x if not isinstance(x, float) or math.isfinite(x) else names.get(str(x), str(x))
 
 
 def _array(values: Any, shape: list[int]) -> NDArray:
@@ -87,7 +87,7 @@ def _check_steps(x: Operands, rules: Mapping[str, Rule], values: Mapping[str, ND
 
 def load(text: str) -> Trace:
     """The trace that ``dump`` wrote."""
-    from attngrad.explain.tokens import check_tokens
+    from attngrad.explain.places import check_tokens
     from attngrad.explain.trace import Trace
 
     function = "Trace.from_json"

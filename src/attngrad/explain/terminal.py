@@ -11,9 +11,8 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from attngrad.explain.heat import heat
 from attngrad.explain.marks import mark
-from attngrad.explain.windows import Matrix, by_stage, check_place, matrix
+from attngrad.explain.windows import Matrix, by_stage, check_place, heat, matrix
 
 if TYPE_CHECKING:
     from attngrad.explain.entries import Explanation
@@ -56,18 +55,11 @@ class _Block:
 
     def __init__(self, trace: Trace, m: Matrix) -> None:
         rule = trace.rules[m.name]
-        self.lines = [
-            f"[bold]{m.name}[/bold] = {rule.formula}" if rule.entry else f"[bold]{m.name}[/bold]  {rule.formula}"
-        ]
-        self.matrix = m
+        line = f"[bold]{m.name}[/bold] {'=' if rule.entry else ''} {rule.formula}"
         title = len(m.name) + 3 + len(rule.formula)
-        if m.cut:
-            self.lines.append(f"[dim]{m.cut}[/dim]")
         body = m.values.shape[1] * CELL + (min(CELL, max(map(len, m.rows))) + 1 if m.rows else 0)
         self.width = max(title, len(m.cut), body)
-
-    def render(self) -> Group:
-        return Group(*self.lines, heat_table(self.matrix))
+        self.drawn = Group(line, *([f"[dim]{m.cut}[/dim]"] if m.cut else []), heat_table(m))
 
 
 def render(trace: Trace, console: Console | None = None, *, head: int = 0, batch: int = 0) -> None:
@@ -88,7 +80,7 @@ def render(trace: Trace, console: Console | None = None, *, head: int = 0, batch
             grid = Table.grid(padding=(0, GAP, 0, 0), pad_edge=False)
             for block in line:
                 grid.add_column(min_width=min(block.width, width), no_wrap=len(line) > 1)
-            grid.add_row(*(block.render() for block in line))
+            grid.add_row(*(block.drawn for block in line))
             console.print(grid, highlight=False)
             console.print()
     console.rule("[bold]What must hold[/bold]", align="left")
@@ -124,9 +116,8 @@ def explanation(console: Console, found: Explanation, difference: float | None =
         console.print(f"[dim]{found.note}[/dim]", highlight=False)
     table = plain_table("", "term", "numbers", "product", wraps="term")
     for term in found.terms:
-        labels = " * ".join(label for label, _ in term.factors)
-        numbers = " * ".join(f"{value:.4f}" for _, value in term.factors)
-        table.add_row("-" if term.sign < 0 else "+", escape(labels), numbers, f"{term.value: .6f}")
+        sign, labels, numbers = term.parts(".4f")
+        table.add_row(sign, escape(labels), numbers, f"{term.value: .6f}")
     if found.terms:
         console.print(table, highlight=False)
     last = {

@@ -5,12 +5,17 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from attngrad.core.arrays import NDArray
 from attngrad.explain.entries import Explanation, Product, Term, parse, readable
 from attngrad.explain.rules import KEY_SIDE, Rule, is_flat
+from attngrad.reference.modifiers import modifiers
+
+if TYPE_CHECKING:
+    from attngrad.explain.trace import Trace
 
 ZERO_WHERE_HIDDEN = frozenset({"S", "A", "dS", "dZ", "S_dot", "A_dot", "dS_dot", "dZ_dot", "dbias"})
 """Steps whose hidden entries are set, not computed: S to -inf, the others to 0."""
@@ -19,25 +24,24 @@ ZERO_WHERE_HIDDEN = frozenset({"S", "A", "dS", "dZ", "S_dot", "A_dot", "dS_dot",
 class Cells:
     """Entries of the steps of a trace, by letters: ``number("dS", "ij", {"b": 0, "h": 0, "i": 0, "j": 2})``."""
 
-    def __init__(
-        self,
-        values: Mapping[str, NDArray],
-        visible: NDArray,
-        cap: Mapping[str, Callable[[float], float]],
-        group: int,
-    ) -> None:
-        self.cap, self.group = cap, group
+    def __init__(self, trace: Trace) -> None:
+        values, cap, self.group = (
+            {name: step.value for name, step in trace.items()},
+            modifiers(trace.options),
+            trace.group,
+        )
+        self.functions: dict[str, Callable[[Any], Any]] = {
+            "cap": cap.value,
+            "cap'": cap.first,
+            "cap''": cap.second,
+            "exp": _exp,
+        }
         scores = values["Z"].shape
         self.heads = scores[-3] if len(scores) > 2 else 1
         self.batch = scores[:-3]
-        self.visible = self._by_head(np.broadcast_to(visible, scores))
-        self.values = {}
-        for name, x in values.items():
-            broadcast = name in ("bias", "bias_dot")
-            self.values[name] = np.broadcast_to(x, scores) if broadcast else x
-
-    def _by_head(self, x: NDArray) -> NDArray:
-        return x.reshape(math.prod(self.batch), self.heads, *x.shape[-2:])
+        self.visible = trace.visible.reshape(math.prod(self.batch), self.heads, *scores[-2:])
+        spread = {name: np.broadcast_to(values[name], scores) for name in ("bias", "bias_dot") if name in values}
+        self.values: dict[str, NDArray] = values | spread
 
     def number(self, name: str, letters: str, env: Mapping[str, int]) -> tuple[float, int | None]:
         """The entry and, for steps with heads, the head it is of."""
@@ -153,7 +157,7 @@ def _factor(
     label = f"{name}[{inside}]"
     if not function:
         return label, argument, argument
-    return f"{function}({label})", _exp(argument) if function == "exp" else cells.cap[function](argument), argument
+    return f"{function}({label})", float(cells.functions[function](np.float64(argument))), argument
 
 
 def _sums_over_heads(cells: Cells, rule: Rule, products: Sequence[Product]) -> bool:

@@ -16,13 +16,11 @@ from attngrad.core.options import OPTIONS, Kind, OptionArguments, Options
 from attngrad.explain import invariants
 from attngrad.explain.entries import Explanation
 from attngrad.explain.invariants import Invariant
-from attngrad.explain.places import Place, locate
+from attngrad.explain.places import Place, Tokens, check_tokens, locate
 from attngrad.explain.rules import RULES, Rule, resolve
 from attngrad.explain.terms import Cells, expand
-from attngrad.explain.tokens import Tokens, check_tokens
 from attngrad.explain.values import Step, compute, make_step, to_float64, widen
 from attngrad.reference.dense import visibility
-from attngrad.reference.modifiers import modifiers
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -143,13 +141,7 @@ class Trace(Mapping[str, Step]):
           + A[0,1] * V[1,1]     0.2689 *    2.0000  =   0.537883
         """
         env, index = locate("trace.explain", self, name, row, column, head, batch)
-        cap = modifiers(self.options)
-        functions = {
-            text: lambda z, f=f: float(f(np.float64(z)))
-            for text, f in (("cap", cap.value), ("cap'", cap.first), ("cap''", cap.second))
-        }
-        cells = Cells({n: step.value for n, step in self.items()}, self.visible, functions, self.group)
-        return expand(cells, self.rules[name], env, float(self[name][index]), self.options.scale)
+        return expand(Cells(self), self.rules[name], env, float(self[name][index]), self.options.scale)
 
     def finite_difference(
         self,

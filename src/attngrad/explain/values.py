@@ -92,7 +92,6 @@ def compute(
         values = evaluate(given, tuple(names))
     flags = {"bias", "sinks", "keep", "dlse", "dlse_dot", "bias_dot", "sinks_dot"}
     flags = {name for name in flags if values.get(name) is not None}
-    flags |= {"cap"} if values["modifier"] is not IDENTITY else set()
-    flags |= {"group"} if x.group > 1 else set()
-    flags |= {"hidden"} if not bool(np.all(values["visible"])) else set()
+    on = {"cap": values["modifier"] is not IDENTITY, "group": x.group > 1, "hidden": not np.all(values["visible"])}
+    flags |= {name for name, is_on in on.items() if is_on}
     return {symbol: values[name] for name, symbol in names.items() if values[name] is not None}, flags

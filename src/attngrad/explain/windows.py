@@ -1,4 +1,4 @@
-"""What every rendering shares: the matrix of one head, cut to what fits, and numbers of six characters."""
+"""What every rendering shares: the matrix of one head, cut to what fits, numbers of six characters, a signed heat."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 
 NOISE = 1e-14
+BLUE, ORANGE = (33, 102, 172), (230, 97, 1)  # told apart in all common kinds of colour blindness
 
 
 class Matrix(NamedTuple):
@@ -62,9 +63,8 @@ def matrix(trace: Trace, name: str, head: int, batch: int, rows: int, columns: i
         by_batch = name.removeprefix("d")[0] in "XY"
         x = x.reshape(-1, *x.shape[-2:])[batch] if by_batch else np.atleast_2d(x)
     else:
-        heads = operands.heads // (trace.group if name in KEY_SIDE else 1)
-        own = head // (trace.group if name in KEY_SIDE else 1)
-        x = x.reshape(-1, heads, *x.shape[-len(index) :])[batch, own]
+        share = trace.group if name in KEY_SIDE else 1
+        x = x.reshape(-1, operands.heads // share, *x.shape[-len(index) :])[batch, head // share]
         x = x[:, None] if len(index) == 1 else x
     hidden = np.zeros(x.shape, bool)
     if index == "ij" and name in ZERO_WHERE_HIDDEN and x.shape == operands.scores_shape[-2:]:
@@ -112,3 +112,25 @@ def shown(trace: Trace) -> list[str]:
     """The steps worth showing: dZ is dS where there is no softcap, and sines and cosines explain nothing."""
     no_softcap = trace.options.softcap is None
     return [n for n in trace if not (no_softcap and n in ("dZ", "dZ_dot")) and not n.startswith(("cos_", "sin_"))]
+
+
+class Cell(NamedTuple):
+    """A number in about six characters, the colour behind it, and whether that is dark."""
+
+    value: float
+    text: str
+    colour: str
+    dark: bool
+
+
+def heat(m: Matrix) -> list[list[Cell | None]]:
+    """The cells of a matrix, row by row, blue below zero and orange above; None where hidden."""
+    largest = float(np.abs(m.values[np.isfinite(m.values)]).max(initial=0.0)) or 1.0
+
+    def cell(value: float) -> Cell:
+        strength = min(1.0, abs(value) / largest) if np.isfinite(value) else 0.0
+        paint = ",".join(str(round(255 + (c - 255) * strength)) for c in (ORANGE if value > 0 else BLUE))
+        return Cell(value, number(value), f"rgb({paint})", strength > 0.7)
+
+    rows = zip(m.values, m.hidden, strict=True)
+    return [[None if h else cell(float(x)) for x, h in zip(row, hidden, strict=True)] for row, hidden in rows]

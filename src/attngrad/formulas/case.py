@@ -90,6 +90,11 @@ def rowsum(x: Array) -> Array:
 # --- one head, or a stack of them ------------------------------------------------------------------------------------
 
 
+def _gradient(name: str) -> cached_property[Array]:
+    """The true gradient of the loss of a head at its q, k or v."""
+    return cached_property(lambda head: complex_step(lambda x: head.loss(head.out(**{name: x})), getattr(head, name)))
+
+
 class Head:
     """q ``(..., T, D)``, k ``(..., S, D)``, v ``(..., S, E)``, dout ``(..., T, E)``: the derivatives of <dout, out>.
 
@@ -105,12 +110,7 @@ class Head:
     @classmethod
     def random(cls, n: Sizes, rng: np.random.Generator, scale: float | None = None) -> Head:
         """One head, scale 1/sqrt(D)."""
-        shapes = (
-            (n.queries, n.width),
-            (n.keys, n.width),
-            (n.keys, n.value_width),
-            (n.queries, n.value_width),
-        )
+        shapes = ((n.queries, n.width), (n.keys, n.width), (n.keys, n.value_width), (n.queries, n.value_width))
         q, k, v, dout = (rng.standard_normal(shape) for shape in shapes)
         return cls(q, k, v, dout, n.width**-0.5 if scale is None else scale, rng)
 
@@ -148,20 +148,8 @@ class Head:
         """<dout, out>."""
         return np.sum(self.dout * out)
 
-    @cached_property
-    def dq(self) -> Array:
-        """True dL/dQ."""
-        return complex_step(lambda q: self.loss(self.out(q=q)), self.q)
-
-    @cached_property
-    def dk(self) -> Array:
-        """True dL/dK."""
-        return complex_step(lambda k: self.loss(self.out(k=k)), self.k)
-
-    @cached_property
-    def dv(self) -> Array:
-        """True dL/dV."""
-        return complex_step(lambda v: self.loss(self.out(v=v)), self.v)
+    dq, dk, dv = _gradient("q"), _gradient("k"), _gradient("v")
+    """True dL/dQ, dL/dK and dL/dV."""
 
     @cached_property
     def da(self) -> Array:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 
@@ -44,12 +45,11 @@ _FUNCTIONS: dict[str, Callable[[Array], Array]] = {
     "sqrt": np.sqrt,
     "exp": np.exp,
     "log": np.log,
-    "sum": lambda x: np.sum(x, axis=(-2, -1), keepdims=True),
-    "rowsum": lambda x: np.sum(x, axis=-1, keepdims=True),
-    "colsum": lambda x: np.sum(x, axis=-2, keepdims=True),
-    "mean": lambda x: np.mean(x, axis=(-2, -1), keepdims=True),
-    "rowmean": lambda x: np.mean(x, axis=-1, keepdims=True),
-    "colmean": lambda x: np.mean(x, axis=-2, keepdims=True),
+    **{
+        f"{over}{reduce.__name__}": partial(reduce, axis=axis, keepdims=True)
+        for reduce in (np.sum, np.mean)
+        for over, axis in (("", (-2, -1)), ("row", -1), ("col", -2))
+    },
     "softmax": _softmax,
     "dsoftmax": _softmax_jacobian,
     "diag": _diagonal,
@@ -118,13 +118,10 @@ class _Evaluation:
             if axes == 3:
                 left = left[..., None, :, :]
             return np.matmul(left, right)
-        if any(numbers):
-            left, right = (self.widened(x, axes) if n else x for x, n in zip((left, right), numbers, strict=True))
+        # A number gets as many axes as its neighbour has.
+        pairs = zip((left, right), numbers, strict=True)
+        left, right = (x.reshape(x.shape[: self.axes] + (1,) * axes) if n else x for x, n in pairs)
         return _OPERATORS["*" if op == "@" else op](left, right)
-
-    def widened(self, x: Array, axes: int) -> Array:
-        """A number, with as many axes as its neighbour has."""
-        return x.reshape(x.shape[: self.axes] + (1,) * axes)
 
 
 def dims_from(values: Values) -> Callable[[str], tuple[str, ...]]:

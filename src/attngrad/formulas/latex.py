@@ -6,6 +6,8 @@ r"""The part of the parser that knows LaTeX: commands, fractions, derivatives.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from attngrad.formulas import symbols
 from attngrad.formulas.scripts import ALPHABETS, LOSS_ALPHABETS, Scripts
 from attngrad.formulas.tokens import Token
@@ -13,34 +15,18 @@ from attngrad.formulas.tree import Binary, Call, Expression, Symbol, Transpose
 
 _FRACTIONS = {r"\frac", r"\dfrac", r"\tfrac"}
 _TANGENTS = {r"\tilde", r"\dot"}
-_STOPS = {r"\\", r"\in", r"\equiv", r"\end", r"\begin", r"\odot", r"\circ", r"\cdot", r"\}", r"\times"}
+STOPS = {r"\\", r"\in", r"\equiv", r"\end", r"\begin", r"\odot", r"\circ", r"\cdot", r"\}", r"\times"}
 _SCALED_PRODUCT = Binary("/", Binary("@", Symbol("Q"), Transpose(Symbol("K"))), Call("sqrt", Symbol("d_k")))
 
 
 class Latex(Scripts):
     """Commands and derivatives; ``Parser`` has the operators."""
 
-    def expression(self, least: int = 1) -> Expression:
-        """An expression; see ``Parser``."""
-        raise NotImplementedError
-
-    def factor(self) -> Expression:
-        """A factor; see ``Parser``."""
-        raise NotImplementedError
-
-    def named(self, token: Token) -> Expression:
-        """What a name begins; see ``Parser``."""
-        raise NotImplementedError
-
-    def sum_over(self, token: Token) -> Expression:
-        """A sum; see ``Parser``."""
-        raise NotImplementedError
-
-    # --- commands ----------------------------------------------------------------------------------------------------
-
-    def is_operand(self, token: Token) -> bool:
-        """Whether a command begins a factor."""
-        return token.kind == "command" and token.text not in _STOPS
+    # Those of ``Parser``.
+    expression: Callable[..., Expression]
+    factor: Callable[[], Expression]
+    named: Callable[[Token], Expression]
+    sum_over: Callable[[Token], Expression]
 
     def command(self) -> Expression:
         """A factor that begins with a command."""

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 
 from attngrad.formulas import symbols
-from attngrad.formulas.latex import Latex
+from attngrad.formulas.latex import STOPS, Latex
 from attngrad.formulas.tokens import Token
 from attngrad.formulas.tree import Binary, Call, Equation, Expression, Negate, Number, Power, Sum, Transpose, is_number
 
@@ -82,9 +82,8 @@ class Parser(Latex):
             sides.append(self.expression())
             stated = self.stated_shape() or stated
         if len(sides) < 2:
-            raise self.fault(
-                "a formula must say that two things are equal, as in dV = A.T @ dO; found no '='.", self.here
-            )
+            message = "a formula must say that two things are equal, as in dV = A.T @ dO; found no '='."
+            raise self.fault(message, self.here)
         return Equation(tuple(sides), stated, position=start.position)
 
     def at_equals(self) -> bool:
@@ -184,7 +183,8 @@ class Parser(Latex):
         """Whether a factor begins here, so that it stands side by side with the one before."""
         if token.kind == "name":
             return token.text != "o"
-        return token.kind == "number" or token.text in _CLOSING or self.is_operand(token)
+        is_operand = token.kind == "command" and token.text not in STOPS
+        return token.kind == "number" or token.text in _CLOSING or is_operand
 
     def primary(self) -> Expression:
         """What a factor begins with: a number, a name, a command or parentheses."""

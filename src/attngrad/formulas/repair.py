@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain, islice
+from typing import Any
 
 from attngrad.formulas.tree import (
     Binary,
@@ -15,7 +16,6 @@ from attngrad.formulas.tree import (
     Symbol,
     Transpose,
     children,
-    rebuilt,
     show,
     walk,
 )
@@ -42,12 +42,8 @@ def edits(x: Expression) -> Iterator[Edit]:
     yield from _here(x)
     for i, child in enumerate(children(x)):
         for edit in edits(child):
-            yield replace(edit, side=_with_child(x, i, edit.side))
-
-
-def _with_child(x: Expression, i: int, new: Expression) -> Expression:
-    counter = iter(range(2))
-    return rebuilt(x, lambda child: new if next(counter) == i else child)
+            changed: dict[str, Any] = {("left", "right")[i] if isinstance(x, Binary) else "of": edit.side}
+            yield replace(edit, side=replace(x, **changed))
 
 
 def _here(x: Expression) -> Iterator[Edit]:
@@ -70,9 +66,8 @@ def _here(x: Expression) -> Iterator[Edit]:
 
 def _of_binary(x: Binary) -> Iterator[Edit]:
     if x.op == "@":
-        yield Edit(
-            replace(x, left=x.right, right=x.left), "factors-exchanged", f"the factors of {show(x)} must change places"
-        )
+        exchanged = replace(x, left=x.right, right=x.left)
+        yield Edit(exchanged, "factors-exchanged", f"the factors of {show(x)} must change places")
         yield Edit(replace(x, op="*"), "product-kind", f"{show(x)} must be a product entry by entry")
     elif x.op == "*":
         yield Edit(replace(x, op="@"), "product-kind", f"{show(x)} must be a matrix product")

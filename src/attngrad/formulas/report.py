@@ -68,13 +68,9 @@ class FormulaReport:
 
     def to_json(self) -> str:
         """The report as a JSON object."""
-        names = ("text", "kind", "ok", "formula", "shapes", "error", "corrected", "corrected_error")
-        told = {name: getattr(self, name) for name in names}
-        return json.dumps(
-            told | {"mistakes": list(self.mistakes), "why": self.why, "notes": list(self.notes)},
-            indent=2,
-            allow_nan=False,
-        )
+        told = ("text", "kind", "ok", "formula", "shapes", "error", "corrected", "corrected_error")
+        names = (*told, "mistakes", "why", "notes")
+        return json.dumps({name: getattr(self, name) for name in names}, indent=2, allow_nan=False)
 
 
 def under_the_formula(equation: Equation, shapes: dict[int, tuple[str, ...]]) -> str:

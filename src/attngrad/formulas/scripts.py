@@ -10,8 +10,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from attngrad.formulas import symbols
-from attngrad.formulas.cursor import Cursor
-from attngrad.formulas.tokens import Token
+from attngrad.formulas.tokens import Cursor, Token
 from attngrad.formulas.tree import Symbol
 
 T = TypeVar("T")
@@ -39,13 +38,11 @@ class Scripts(Cursor):
 
     def braced_word(self) -> str:
         r"""The word in \text{word}."""
-        return self.braced(self.word)
-
-    def word(self) -> str:
-        """A name, whatever it means."""
+        self.expect("{")
         token = self.take()
         if token.kind != "name":
             raise self.fault("expected a word in the braces.", token)
+        self.expect("}")
         return token.text
 
     def plain_symbol(self) -> Symbol:

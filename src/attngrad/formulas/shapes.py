@@ -265,10 +265,7 @@ def infer(
     attngrad.formulas.shapes.ShapeFault: A is n x m and dO is n x d_v: the product needs m = n
     """
     run = _Pass(dims_of, Shapes() if into is None else into)
-    sides: list[tuple[Expression, Dims]] = []
-    for side in equation.sides:
-        dims = run.visit(side)
-        sides.append((side, dims))
+    sides = [(side, run.visit(side)) for side in equation.sides]
     run.shapes.free = tuple(run.scope.values())
     for (first, dims), (second, others) in pairwise(s for s in sides if not is_constant(s[0])):
         same = len(dims) == len(others) and all(unify(a, b) for a, b in zip(dims, others, strict=True))

@@ -1,97 +1,30 @@
-"""The words of the language: every name with its shape, other spellings of it, and the functions.
+"""The words of the language, ``symbols.toml``: every name with its shape, other spellings of it, and the functions.
 
-A formula can say nothing else. Sizes: n queries, m keys, d_k features of Q and K, d_v of V; d_model of X where there is
-a layer (then m = n). Axes beyond two are indices: ``J_i`` is a matrix, one for each row i.
+A formula can say nothing else.
 """
 
 from __future__ import annotations
 
 import difflib
+import tomllib
+from importlib import resources
 
 Dims = tuple[str, ...]
 
 ONE = "1"
 SCALAR: Dims = (ONE, ONE)
 
-_N_M, _N_K, _M_K, _M_V, _N_V, _N_1 = ("n", "m"), ("n", "d_k"), ("m", "d_k"), ("m", "d_v"), ("n", "d_v"), ("n", ONE)
-
-SHAPES: dict[str, Dims] = {
-    "Q": _N_K,
-    "K": _M_K,
-    "V": _M_V,
-    "Z": _N_M,
-    "S": _N_M,
-    "A": _N_M,
-    "M": _N_M,
-    "O": _N_V,
-    "L": _N_1,
-    "delta": _N_1,
-}
-
-
-def _derivatives(shapes: dict[str, Dims], gradients: str, tangents: str = "") -> dict[str, Dims]:
-    """dX and X_dot have the shape of X."""
-    return {f"d{x}": shapes[x] for x in gradients.split()} | {f"{x}_dot": shapes[x] for x in tangents.split()}
-
-
-SHAPES |= _derivatives(SHAPES, "O A S Z Q K V", "Q K V S A O L")
-SHAPES |= {"J": ("n", "m", "m"), "p": ("n", "m", ONE)} | dict.fromkeys(("scale", "d_k", "d_v", "n", "m"), SCALAR)
-
-LAYER: dict[str, Dims] = {
-    "X": ("n", "d_model"),
-    "W_Q": ("d_model", "d_k"),
-    "W_K": ("d_model", "d_k"),
-    "W_V": ("d_model", "d_v"),
-}
-LAYER |= _derivatives(LAYER, "X W_Q W_K W_V") | {"d_model": SCALAR}
-"""The names of a layer of self-attention, one head: Q = X W_Q and so on."""
-
-# The derivative of a matrix at a matrix has four axes.
-SHAPES |= {
-    f"d{of}/d{at}": (*SHAPES[of], *SHAPES[at])
-    for of, at in (("Z", "Q"), ("Z", "K"), ("S", "Q"), ("S", "K"), ("A", "S"), ("O", "A"), ("O", "V"))
-}
-
-# The identity, all ones and basis vectors take the size that their neighbours need; the last two are columns.
-SIZED: dict[str, Dims] = {"I": ("?", "?"), "ones": ("?", ONE), "e": ("?", "?", ONE)}
-
-_SPELLINGS = {
-    "A": "P weights",
-    "dA": "dP dweights",
-    "O": "Att Attn Attention Output out",
-    "dO": "Lambda dout",
-    "dS": "Omega dscores",
-    "scale": "gamma",
-    "d_k": "d",
-    "L": "lse",
-    "Q": "q",
-    "K": "k",
-    "V": "v",
-    "S": "scores",
-    "dQ": "dq",
-    "dK": "dk",
-    "dV": "dv",
-}
-ALIASES = {other: name for name, others in _SPELLINGS.items() for other in others.split()}
-
-
-FUNCTIONS = {
-    "sqrt": "entry by entry",
-    "exp": "entry by entry",
-    "log": "entry by entry",
-    "sum": "over all entries",
-    "rowsum": "over each row, a column",
-    "colsum": "over each column, a row",
-    "mean": "over all entries",
-    "rowmean": "over each row, a column",
-    "colmean": "over each column, a row",
-    "softmax": "over each row; of a column, over the column",
-    "dsoftmax": "its Jacobian at a row or column, diag(a) - a a^T",
-    "diag": "a matrix with this row or column on its diagonal; of a square matrix, its diagonal as a column",
-    "trace": "of a square matrix",
-}
-
-FUNCTION_ALIASES = {"sigma": "softmax", "dsigma": "dsoftmax", "tr": "trace", "ln": "log", "Delta": "diag"}
+_WORDS: dict[str, dict[str, str]] = tomllib.loads(
+    resources.files(__package__).joinpath("symbols.toml").read_text("utf-8")
+)
+SHAPES, LAYER, SIZED = (
+    {name: tuple(dims.split()) for name, dims in _WORDS[part].items()} for part in ("shapes", "layer", "sized")
+)
+ALIASES, FUNCTION_ALIASES = (
+    {other: name for name, others in _WORDS[part].items() for other in others.split()}
+    for part in ("spellings", "function_spellings")
+)
+FUNCTIONS, SIGNS = _WORDS["functions"], _WORDS["signs"]
 
 LOSSES = {"L", "l", "ell", "loss", "Loss", "sL"}
 """What stands above the line in dL/dQ."""

@@ -1,4 +1,4 @@
-r"""Text into tokens, plain text or LaTeX; and the one error that a text can raise.
+r"""Text into tokens, plain text or LaTeX, and a place in a row of them; and the one error that a text can raise.
 
 Marks that only place things (``\left``, ``&``, ``\,``, ``$``) leave no token. Every token knows where it stood, so
 that an error can point at it.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+
+from attngrad.formulas.symbols import SIGNS
 
 MAX_LENGTH = 2000
 """Characters of a formula; the longest line of the documents has 400."""
@@ -54,23 +56,6 @@ _PATTERN = re.compile(
     re.VERBOSE,
 )
 
-_UNICODE = {
-    "\N{MINUS SIGN}": ("symbol", "-"),
-    "·": ("command", r"\cdot"),
-    "⋅": ("command", r"\cdot"),
-    "∘": ("command", r"\circ"),
-    "⊙": ("command", r"\odot"),
-    "∂": ("command", r"\partial"),
-    "∑": ("command", r"\sum"),
-    "√": ("command", r"\sqrt"),
-    "\N{GREEK SMALL LETTER SIGMA}": ("command", r"\sigma"),
-    "\N{GREEK SMALL LETTER GAMMA}": ("command", r"\gamma"),
-    "δ": ("command", r"\delta"),
-    "Λ": ("command", r"\Lambda"),
-    "Ω": ("command", r"\Omega"),
-    "≡": ("command", r"\equiv"),
-}
-
 _PLACING = {
     *("&", "~", "$", r"\,", r"\;", r"\:", r"\!", "\\ ", "\\\n", r"\(", r"\)", r"\[", r"\]"),
     *(r"\left", r"\right", r"\big", r"\Big", r"\bigg", r"\Bigg", r"\bigl", r"\bigr", r"\Bigl", r"\Bigr"),
@@ -93,8 +78,9 @@ def tokenize(text: str) -> list[Token]:
         if found is None:
             if text[i] == "ᵀ":
                 tokens += [Token("symbol", "^", i), Token("name", "T", i)]
-            elif text[i] in _UNICODE:
-                tokens.append(Token(*_UNICODE[text[i]], i))
+            elif text[i] in SIGNS:
+                sign = SIGNS[text[i]]
+                tokens.append(Token("command" if sign[0] == "\\" else "symbol", sign, i))
             else:
                 raise FormulaError(f"the character {text[i]!r} has no meaning here.", text, i)
             i += 1
@@ -105,3 +91,50 @@ def tokenize(text: str) -> list[Token]:
         i = found.end()
     tokens.append(Token("end", "", len(text)))
     return tokens
+
+
+class Cursor:
+    """The tokens of a text, and the one to be read next."""
+
+    def __init__(self, text: str) -> None:
+        self.text, self.tokens, self.i = text, tokenize(text), 0
+
+    @property
+    def here(self) -> Token:
+        """The next token; the last one is ``end``."""
+        return self.tokens[self.i]
+
+    def ahead(self, by: int = 1) -> Token:
+        """A later token."""
+        return self.tokens[min(self.i + by, len(self.tokens) - 1)]
+
+    def take(self) -> Token:
+        """The next token, passed over; the end stays."""
+        token = self.here
+        self.i += token.kind != "end"
+        return token
+
+    def passes(self, *texts: str) -> bool:
+        """Pass over one of these, if it is next."""
+        if self.here.kind == "end" or self.here.text not in texts:
+            return False
+        self.i += 1
+        return True
+
+    def expect(self, text: str) -> None:
+        """Pass over ``text``, which must be next."""
+        if not self.passes(text):
+            raise self.unexpected(f"'{text}'")
+
+    def put_back(self, *tokens: Token) -> None:
+        """Tokens to be read next."""
+        self.tokens[self.i : self.i] = tokens
+
+    def fault(self, message: str, token: Token) -> FormulaError:
+        """The one error, at a token."""
+        return FormulaError(message, self.text, token.position)
+
+    def unexpected(self, wanted: str) -> FormulaError:
+        """The error for the next token."""
+        got = f"'{self.here.text}'" if self.here.text else "the end"
+        return self.fault(f"expected {wanted}; got {got}.", self.here)

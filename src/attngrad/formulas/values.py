@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from operator import attrgetter
+from typing import Any
 
 import numpy as np
 
 from attngrad import reference
 from attngrad.core.arrays import Array
-from attngrad.formulas.case import Head, Projected, Sizes, along, complex_step, softmax, t
+from attngrad.formulas.case import Head, Projected, Sizes, along, complex_step, rowsum, softmax, t
 from attngrad.formulas.symbols import LAYER
 
 LARGE_MEAN = 4.0
@@ -22,11 +24,6 @@ CASES = (
 """Sizes and the mean of V: more queries than keys and fewer, no two sizes of a case equal."""
 
 
-def _lse(h: Head) -> Array:
-    _, lse = reference.attention(h.q, h.k, h.v, scale=h.scale, return_lse=True)
-    return lse[:, None]
-
-
 def _moved(f: Callable[..., Array]) -> Callable[[Head], Array]:
     """The derivative of f(h, q, k, v) along the tangents of q, k and v."""
     return lambda h: along(lambda q, k, v: f(h, q, k, v), (h.q, h.q_dot), (h.k, h.k_dot), (h.v, h.v_dot))
@@ -36,39 +33,28 @@ def _scores(h: Head, q: Array, k: Array, v: Array) -> Array:
     return h.scale * q @ t(k)
 
 
-def _log_sum_exp(h: Head, q: Array, k: Array, v: Array) -> Array:
-    return np.log(np.sum(np.exp(_scores(h, q, k, v)), axis=-1, keepdims=True))
-
-
 def _number(value: float) -> Array:
     return np.full((1, 1), float(value))
 
 
+def _own(names: str) -> dict[str, Callable[[Any], Array]]:
+    """The names that a case has under the same name in small letters."""
+    return {name: attrgetter(name.lower()) for name in names.split()}
+
+
 _SIMPLE: dict[str, Callable[[Head], Array]] = {
-    "Q": lambda h: h.q,
-    "K": lambda h: h.k,
-    "V": lambda h: h.v,
+    **_own("Q K V S A dA dS dQ dK dV Q_dot K_dot V_dot"),
     "Z": lambda h: h.s,
-    "S": lambda h: h.s,
-    "A": lambda h: h.a,
     "M": lambda h: np.ones_like(h.a) if h.keep is None else h.keep,
     "O": lambda h: h.out(),
-    "L": _lse,
-    "delta": lambda h: np.sum(h.dout * h.out(), axis=-1, keepdims=True),
+    "L": lambda h: reference.attention(h.q, h.k, h.v, scale=h.scale, return_lse=True)[1][:, None],
+    "delta": lambda h: rowsum(h.dout * h.out()),
     "dO": lambda h: h.dout,
-    "dA": lambda h: h.da,
-    "dS": lambda h: h.ds,
     "dZ": lambda h: h.ds,
-    "dQ": lambda h: h.dq,
-    "dK": lambda h: h.dk,
-    "dV": lambda h: h.dv,
-    "Q_dot": lambda h: h.q_dot,
-    "K_dot": lambda h: h.k_dot,
-    "V_dot": lambda h: h.v_dot,
     "S_dot": _moved(_scores),
     "A_dot": _moved(lambda h, q, k, v: softmax(_scores(h, q, k, v))),
     "O_dot": _moved(Head.attend),
-    "L_dot": _moved(_log_sum_exp),
+    "L_dot": _moved(lambda h, q, k, v: np.log(rowsum(np.exp(_scores(h, q, k, v))))),
     "J": lambda h: h.jacobian,
     "p": lambda h: h.s[..., None],
     "scale": lambda h: _number(h.scale),
@@ -76,20 +62,15 @@ _SIMPLE: dict[str, Callable[[Head], Array]] = {
     "m": lambda h: _number(h.k.shape[0]),
     "d_k": lambda h: _number(h.q.shape[1]),
     "d_v": lambda h: _number(h.v.shape[1]),
-    "dZ/dQ": lambda h: complex_step(lambda q: _scores(h, q, h.k, h.v), h.q),
-    "dZ/dK": lambda h: complex_step(lambda k: _scores(h, h.q, k, h.v), h.k),
-    "dS/dQ": lambda h: complex_step(lambda q: _scores(h, q, h.k, h.v), h.q),
-    "dS/dK": lambda h: complex_step(lambda k: _scores(h, h.q, k, h.v), h.k),
+    **dict.fromkeys(("dZ/dQ", "dS/dQ"), lambda h: complex_step(lambda q: _scores(h, q, h.k, h.v), h.q)),
+    **dict.fromkeys(("dZ/dK", "dS/dK"), lambda h: complex_step(lambda k: _scores(h, h.q, k, h.v), h.k)),
     "dA/dS": lambda h: complex_step(softmax, h.s),
     "dO/dA": lambda h: complex_step(lambda a: h.mix(a, h.v), h.a),
     "dO/dV": lambda h: complex_step(lambda v: h.mix(h.a, v), h.v),
 }
 
 _OF_LAYER: dict[str, Callable[[Projected], Array]] = {
-    "X": lambda h: h.x,
-    "W_Q": lambda h: h.w_q,
-    "W_K": lambda h: h.w_k,
-    "W_V": lambda h: h.w_v,
+    **_own("X W_Q W_K W_V"),
     "dX": lambda h: h.d_x,
     "dW_Q": lambda h: h.d_weights[0],
     "dW_K": lambda h: h.d_weights[1],
@@ -102,29 +83,21 @@ class HeadValues(Mapping[str, Array]):
     """The names at one head, those of ``also`` first: a document may use a letter in its own way."""
 
     def __init__(self, head: Head, also: Mapping[str, Callable[[Head], Array]] | None = None) -> None:
-        self.head, self.also = head, also or {}
+        self.head = head
+        layer = _OF_LAYER if isinstance(head, Projected) else {}
+        self._ways: dict[str, Callable[[Any], Array]] = {**_SIMPLE, **layer, **(also or {})}
         self._found: dict[str, Array] = {}
 
     def __getitem__(self, name: str) -> Array:
         if name not in self._found:
-            self._found[name] = self._compute(name)
+            self._found[name] = self._ways[name](self.head)
         return self._found[name]
 
-    def _compute(self, name: str) -> Array:
-        if name in self.also:
-            return self.also[name](self.head)
-        if name in _SIMPLE:
-            return _SIMPLE[name](self.head)
-        if isinstance(self.head, Projected):
-            return _OF_LAYER[name](self.head)
-        raise KeyError(name)
-
     def __iter__(self) -> Iterator[str]:
-        layer = _OF_LAYER if isinstance(self.head, Projected) else {}
-        return iter({**_SIMPLE, **layer, **self.also})
+        return iter(self._ways)
 
     def __len__(self) -> int:
-        return len(list(iter(self)))
+        return len(self._ways)
 
 
 def case(sizes: Sizes, used: set[str], scale: float | None, seed: list[int], mean: float = 0.0) -> HeadValues:

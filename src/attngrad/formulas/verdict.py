@@ -108,13 +108,10 @@ def relative_error(equation: Equation, values: Values) -> float | None:
     found = sides(equation, values)
     if not all(np.all(np.isfinite(x)) for x in found):
         return None
-    largest = max(1e-3 * float(np.max(np.abs(values[name]))) for name in _valued(equation) or {"Q"})
+    valued = names(*equation.sides) - set(symbols.SIZED) or {"Q"}
+    largest = max(1e-3 * float(np.max(np.abs(values[name]))) for name in valued)
     largest = max(largest, *(float(np.max(np.abs(x))) for x in found))
     return max(float(np.max(np.abs(x / largest - y / largest))) for x, y in pairwise(found))  # x - y may overflow
-
-
-def _valued(equation: Equation) -> set[str]:
-    return names(*equation.sides) - set(symbols.SIZED)
 
 
 class _Audit:
@@ -143,14 +140,18 @@ class _Audit:
             return told("wrong shape", mistakes=("stated-shape",), notes=(fault.message,))
         if fault is not None:
             return tell("wrong shape", **self.correct(fits=False), notes=(fault.message, *self.where_sizes_agree()))
-        errors = [relative_error(self.equation, values) for values in self.at]
-        found = [e for e in errors if e is not None]
-        worst = max(found, default=None) if len(found) == len(errors) else None
-        if worst is not None and worst < TOLERANCE:
+        worst = self.worst_error(self.equation)
+        if worst < TOLERANCE:
             same = len(set(self.equation.sides)) == 1
             return tell("holds", error=worst, notes=("both sides are the same, so it says nothing",) if same else ())
-        notes = () if worst is not None else ("it gives values that are not finite",)
-        return tell("wrong", error=worst, **self.correct(fits=True), notes=(*notes, *self.where_sizes_agree()))
+        finite = worst < math.inf
+        notes = () if finite else ("it gives values that are not finite",)
+        return tell(
+            "wrong",
+            error=worst if finite else None,
+            **self.correct(fits=True),
+            notes=(*notes, *self.where_sizes_agree()),
+        )
 
     # --- shapes ------------------------------------------------------------------------------------------------------
 

@@ -353,7 +353,7 @@ class MultiHeadAttention:
         'X^T dQ'
         """
         from attngrad.explain.layer import trace_layer
-        from attngrad.explain.tokens import check_tokens
+        from attngrad.explain.places import check_tokens
 
         function = f"{_NAME}.trace"
         call = self._check(function, options, query, key, value)

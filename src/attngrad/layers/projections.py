@@ -16,8 +16,6 @@ from attngrad.layers.rope import rotation
 
 LETTERS = ("q", "k", "v")
 Arrays = Mapping[str, NDArray]
-Heads = tuple[NDArray, NDArray, NDArray]
-HeadTangents = tuple[NDArray | None, NDArray | None, NDArray | None]
 
 
 class LayerGradients(NamedTuple):
@@ -80,7 +78,7 @@ class Projections:
         wide = dheads.astype(self.wide, copy=False)
         return merge(self.turns[letter].invert(wide) if letter in self.turns else wide)
 
-    def heads(self) -> Heads:
+    def heads(self) -> tuple[NDArray, NDArray, NDArray]:
         """The heads of q, k and v."""
 
         def one(c: str) -> NDArray:
@@ -88,7 +86,7 @@ class Projections:
 
         return one("q"), one("k"), one("v")
 
-    def heads_dot(self, x_dot: Arrays, w_dot: Arrays) -> HeadTangents:
+    def heads_dot(self, x_dot: Arrays, w_dot: Arrays) -> tuple[NDArray | None, NDArray | None, NDArray | None]:
         """How they move; None for those that do not."""
 
         def one(c: str) -> NDArray | None:

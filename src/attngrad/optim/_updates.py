@@ -56,9 +56,8 @@ class _InPlace:
         found = flat(function, "grads", grads)
         for name, p in self._params.items():
             if name not in found:
-                fail(
-                    ValueError, function, "grads", f"have the names of params, {name!r} too", ", ".join(found) or "none"
-                )
+                rule = f"have the names of params, {name!r} too"
+                fail(ValueError, function, "grads", rule, ", ".join(found) or "none")
             g, argument = found[name], f"grads[{name!r}]"
             wide = ACCUMULATE.get(p.dtype, p.dtype)
             if g.dtype not in (p.dtype, wide):
@@ -150,10 +149,8 @@ class Adam(_InPlace):
         super().__init__(params, lr)
         if not isinstance(betas, (tuple, list)) or len(betas) != 2:
             fail(TypeError, self._name, "betas", "be a pair (beta1, beta2)", repr(betas))
-        self.betas = (
-            number(self._name, "betas", betas[0], 0.0, 1.0),
-            number(self._name, "betas", betas[1], 0.0, 1.0),
-        )
+        beta1, beta2 = (number(self._name, "betas", beta, 0.0, 1.0) for beta in betas)
+        self.betas = beta1, beta2
         self.eps = number(self._name, "eps", eps, 0.0)
         self.weight_decay = number(self._name, "weight_decay", weight_decay, 0.0)
         self._means, self._squares = self._state(), self._state()
