@@ -16,10 +16,10 @@ import numpy as np
 
 from attngrad.auditor.budget import Budget
 from attngrad.auditor.mistakes import Mistake, catalogue
-from attngrad.auditor.observation import Observation
+from attngrad.auditor.patterns import low_precision
 from attngrad.auditor.pipeline import RESULTS, SECOND, TANGENT, affected
-from attngrad.auditor.precision import low_precision
 from attngrad.auditor.reproduce import Named, Predictions, State
+from attngrad.auditor.truth import Observation
 from attngrad.core.arrays import NDArray
 
 _WIDTH = 24

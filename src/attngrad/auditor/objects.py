@@ -16,9 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from attngrad.auditor.arguments import Caller
-from attngrad.auditor.cases import Case
-from attngrad.auditor.dims import Dims
+from attngrad.auditor.cases import Caller, Case
+from attngrad.auditor.plans import Dims
 from attngrad.core.arrays import NDArray
 
 LEARNING_RATE = 0.25

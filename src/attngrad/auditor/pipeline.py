@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from attngrad.auditor.layer_steps import LAYER_STEPS
-from attngrad.auditor.steps import ATTENTION_STEPS, Undefined
+from attngrad.auditor.steps import ATTENTION_STEPS, LAYER_STEPS, Undefined
 from attngrad.core.options import OPTION_NAMES
 from attngrad.reference.passes import refuse_unread
 

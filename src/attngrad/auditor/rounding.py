@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from attngrad.auditor.layer_steps import merge_heads, split_heads
 from attngrad.auditor.pipeline import RESULTS, Pipeline, Undefined
+from attngrad.auditor.steps import merge_heads, split_heads
 from attngrad.reference.dense import per_key_head, per_query_head, sum_to, transpose
 from attngrad.reference.modifiers import IDENTITY
 

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 
 from attngrad.auditor import objects
-from attngrad.auditor.case_options import check_options
-from attngrad.auditor.cases import EFFORTS, cases
-from attngrad.auditor.dims import FEATURES
+from attngrad.auditor.cases import EFFORTS, cases, check_options
 from attngrad.auditor.findings import report
+from attngrad.auditor.plans import FEATURES
 from attngrad.auditor.report import AuditReport, Finding
 from attngrad.auditor.session import Session
 from attngrad.auditor.targets import BadCandidate, target_of

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from attngrad.auditor.mistakes._entry import Base, Variant, Wild, need, reading, way
+from attngrad.auditor.mistakes import Base, Variant, Wild, need, reading, way
 from attngrad.auditor.pipeline import Pipeline
 
 

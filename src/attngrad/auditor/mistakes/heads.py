@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from attngrad.auditor.mistakes._entry import Base, Variant, need, way
+from attngrad.auditor.mistakes import Base, Variant, need, way
 from attngrad.auditor.pipeline import Override, Pipeline
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from attngrad.auditor.layer_steps import outer, per_token
-from attngrad.auditor.mistakes._entry import Base, Variant, need, only, way
+from attngrad.auditor.mistakes import Base, Variant, need, only, way
 from attngrad.auditor.pipeline import Override, Pipeline
+from attngrad.auditor.steps import outer, per_token
 from attngrad.reference.dense import matmul, transpose
 
 _PARTS = {

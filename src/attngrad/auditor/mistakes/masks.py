@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from attngrad.auditor.mistakes._entry import Base, Variant, delta_from_weights, need, way, weights_from_lse
+from attngrad.auditor.mistakes import Base, Variant, delta_from_weights, need, way, weights_from_lse
 from attngrad.auditor.pipeline import Override, Pipeline
 from attngrad.reference.dense import rowsum, zero_hidden
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from attngrad.auditor.mistakes._entry import Base, need, only, way
+from attngrad.auditor.mistakes import Base, need, only, way
 from attngrad.auditor.pipeline import Pipeline
 from attngrad.reference.dense import sum_over, sum_to
 

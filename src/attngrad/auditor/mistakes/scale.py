@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from attngrad.auditor.mistakes._entry import Variant, only, way
+from attngrad.auditor.mistakes import Variant, only, way
 from attngrad.auditor.pipeline import Override, Pipeline
 
 Scale = Callable[[Pipeline, Any], Any]

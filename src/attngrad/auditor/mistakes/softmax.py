@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from attngrad.auditor.mistakes._entry import (
+from attngrad.auditor.mistakes import (
     Base,
     Variant,
     Wild,

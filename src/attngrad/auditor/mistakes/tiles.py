@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from attngrad.auditor.mistakes._entry import Base, Variant, Wild, need, way
+from attngrad.auditor.mistakes import Base, Variant, Wild, need, way
 from attngrad.auditor.pipeline import Override, Pipeline
 from attngrad.reference.dense import rowsum, zero_hidden
 
