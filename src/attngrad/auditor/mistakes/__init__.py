@@ -86,6 +86,16 @@ def need(condition: Any) -> None:
         raise Undefined
 
 
+def where(holds: Callable[[Pipeline], Any], step: Override) -> Override:
+    """``step``, which has a meaning only where this holds."""
+
+    def held(p: Pipeline, base: Base) -> Any:
+        need(holds(p))
+        return step(p, base)
+
+    return held
+
+
 def weights_from_lse(p: Pipeline, visible: Any, factor: float = 1.0, exp: Callable[[Any], Any] | None = None) -> Any:
     """exp(S - factor lse) over what is ``visible``, as a backward pass computes the weights again."""
     lse = np.where(p.lse == -np.inf, p.c(0.0), p.lse)[..., None]
@@ -107,12 +117,13 @@ def catalogue() -> tuple[Mistake, ...]:
     text = (resources.files(__name__) / "catalogue.toml").read_text(encoding="utf-8")
     found = []
     for theme, told in tomllib.loads(text).items():
+        title = told.pop("theme")
         variants = import_module(f"{__name__}.{theme}").VARIANTS
         if variants.keys() != told.keys():
             raise KeyError(f"catalogue: {theme} and catalogue.toml differ in {sorted(variants.keys() ^ told.keys())}.")
         for name, words in told.items():
             needs = tuple(words.pop("needs", ()))
-            found.append(Mistake(name, theme, **words, variants=variants[name], needs=needs))
+            found.append(Mistake(name, title, **words, variants=variants[name], needs=needs))
     return tuple(found)
 
 

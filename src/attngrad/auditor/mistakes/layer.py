@@ -52,10 +52,6 @@ def _untransposed(p: Pipeline, base: Base) -> Any:
     return lambda dx, w: per_token(dx, _square(w))
 
 
-def _zero(p: Pipeline, base: Base) -> Any:
-    return base() * p.c(0.0)
-
-
 def _without(names: tuple[str, ...]) -> Override:
     return lambda p, base: reduce(lambda total, name: total - getattr(p, name), names, base())
 
@@ -100,7 +96,7 @@ VARIANTS = {
         variant
         for names in (("dquery",), ("dkey",), ("dvalue",), ("dkey", "dvalue"), ("dquery", "dvalue"))
         for variant in (
-            way(f"{' and '.join(names)} zero", **dict.fromkeys(names, _zero)),
+            way(f"{' and '.join(names)} zero", **dict.fromkeys(names, lambda p, base: base() * p.c(0.0))),
             way(f"dx without {' and '.join(names)}", dx=_without(names)),
         )
     ),
