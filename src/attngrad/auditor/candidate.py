@@ -13,18 +13,44 @@ import ctypes
 import io
 import sys
 import threading
+import traceback
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from attngrad.auditor.cases import Caller, Case
 from attngrad.auditor.pipeline import RESULTS
-from attngrad.auditor.tracebacks import error_text, their_frames
 from attngrad.core.arrays import NDArray
 from attngrad.core.dtypes import KERNEL_DTYPES
+
+_FRAMES = 50
+_OURS = str(Path(__file__).parent)
+
+
+def error_text(error: BaseException) -> str:
+    """The kind of an error and the first line of its message, which may itself fail."""
+    try:
+        lines = f"{type(error).__name__}: {error}".strip().splitlines()
+    except Exception:
+        return f"{type(error).__name__}, whose message cannot be printed"
+    return lines[0].removesuffix(":")
+
+
+def their_frames(error: BaseException, *others: str, least: int = 1) -> str:
+    """The traceback without the frames of the auditor, and of files with one of ``others`` in their path.
+
+    Where none is left, the last ``least`` of ours.
+    """
+    frames = traceback.extract_tb(error.__traceback__, limit=_FRAMES)
+    if len(frames) == _FRAMES:  # of a recursion: the others would take minutes to print
+        frames += traceback.extract_tb(error.__traceback__, limit=-_FRAMES)
+    theirs = [f for f in frames if not any(name in f.filename for name in (_OURS, *others))]
+    lines = traceback.format_list(theirs or frames[len(frames) - least :]) + traceback.format_exception_only(error)
+    return "Traceback (most recent call last):\n" + "".join(lines)
 
 
 @dataclass
@@ -99,12 +125,9 @@ def named_results(value: Any, case: Case, level: str, tangents: bool) -> dict[st
 def _names_of(values: list[Any], case: Case, level: str, tangents: bool) -> tuple[str, ...]:
     n = len(values)
     if level == "layer":
-        known: dict[int, tuple[str, ...]] = {
-            8: ("y", "dquery", "dkey", "dvalue", "dw_q", "dw_k", "dw_v", "dw_o"),
-            7: ("dquery", "dkey", "dvalue", "dw_q", "dw_k", "dw_v", "dw_o"),
-            3: ("dquery", "dkey", "dvalue"),
-            4: ("y", "dquery", "dkey", "dvalue"),
-        }
+        inputs, weights = ("dquery", "dkey", "dvalue"), ("dw_q", "dw_k", "dw_v", "dw_o")
+        orders = (inputs, ("y", *inputs), (*inputs, *weights), ("y", *inputs, *weights))
+        known: dict[int, tuple[str, ...]] = {len(names): names for names in orders}
     elif tangents:
         second = ("dq_dot", "dk_dot", "dv_dot")
         known = {1: ("out_dot",), 2: ("out", "out_dot"), 3: second, 6: ("dq", "dk", "dv", *second)}
@@ -149,12 +172,6 @@ def read(value: Any, case: Case, level: str, tangents: bool, call: Call) -> None
     call.strange, call.unknown = tuple(strange), tuple(unknown)
 
 
-def _stop(thread: threading.Thread) -> None:
-    """Ask a thread that runs on to end: the exception reaches it at its next bytecode."""
-    if thread.ident is not None:
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit))
-
-
 def run(prepare: Caller, case: Case, level: str, tangents: bool, seconds: float) -> Call:
     """Call the candidate on one case. Whatever it does, this returns."""
     call, outcome = Call(), Call()  # one that runs on may write to its own outcome, when nobody looks any more
@@ -163,8 +180,7 @@ def run(prepare: Caller, case: Case, level: str, tangents: bool, seconds: float)
 
     def work() -> None:
         try:
-            value = action()
-            read(value, case, level, tangents, outcome)
+            read(action(), case, level, tangents, outcome)
         except BaseException as error:
             failed.append(error)
 
@@ -174,8 +190,8 @@ def run(prepare: Caller, case: Case, level: str, tangents: bool, seconds: float)
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed), _settings_kept():
         thread.start()
         thread.join(seconds)
-        if thread.is_alive():
-            _stop(thread)
+        if thread.is_alive():  # ask it to end: the exception reaches it at its next bytecode
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
             thread.join(1.0)
             call.timeout = True
     call.printed = printed.getvalue()
@@ -187,8 +203,7 @@ def run(prepare: Caller, case: Case, level: str, tangents: bool, seconds: float)
     if failed:
         call.crash, call.error = their_frames(failed[0]), error_text(failed[0])
         call.exited = isinstance(failed[0], SystemExit)
-        partial = getattr(failed[0], "attngrad_partial", None)
-        if partial:
+        if partial := getattr(failed[0], "attngrad_partial", None):
             read(partial, case, level, tangents, call)
         return call
     call.results, call.strange, call.unknown = outcome.results, outcome.strange, outcome.unknown

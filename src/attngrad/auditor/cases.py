@@ -35,15 +35,11 @@ def _random_bias(rng: Rng, n: Dims) -> NDArray:
     return rng.standard_normal(shapes[int(rng.integers(len(shapes)))])
 
 
-def _random_segments(rng: Rng, n: Dims) -> tuple[NDArray, NDArray]:
-    return tuple(np.sort(rng.integers(0, 2, (n.b, m)), axis=-1) for m in (n.t, n.s))  # type: ignore[return-value]
-
-
 _MADE: dict[str, Callable[[Rng, Dims], Any]] = {
     "mask": _random_mask,
     "bias": _random_bias,
     "sinks": lambda rng, n: rng.standard_normal(n.hq),
-    "segments": _random_segments,
+    "segments": lambda rng, n: tuple(np.sort(rng.integers(0, 2, (n.b, m)), axis=-1) for m in (n.t, n.s)),
 }
 
 

@@ -69,10 +69,8 @@ def sizes(candidate: Any) -> Callable[[Dims], Dims | None]:
 
 def call_as_code(candidate: Any) -> str:
     """How such a class or object is called, as code, with ``{model}`` and ``{heads}`` to be filled in."""
-    if inspect.isclass(candidate):
-        lines = [f"layer = {candidate.__name__}({{model}}, {{heads}})"]
-    else:
-        lines = ["layer = candidate"]
+    made = f"{candidate.__name__}({{model}}, {{heads}})" if inspect.isclass(candidate) else "candidate"
+    lines = [f"layer = {made}"]
     with contextlib.suppress(Exception, SystemExit):  # what cannot be constructed has failed before anything needs this
         layer = _made(candidate, 4, 2)
         for name, spellings in _WEIGHTS.items():

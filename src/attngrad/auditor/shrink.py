@@ -41,14 +41,17 @@ def cut(case: Case, n: Dims) -> Case:
     return Case(case.name, n, arrays, options)
 
 
+def _fewer(size: int, *tried: int) -> list[int]:
+    return sorted(set(tried) & set(range(1, size)))
+
+
 def _smaller(n: Dims) -> Iterator[Dims]:
     """Sizes to try, the boldest first."""
-    square = n.t == n.s
-    for t in sorted({1, 2, 3, n.t // 2, n.t - 1} & set(range(1, n.t))):
-        if square:
+    for t in _fewer(n.t, 1, 2, 3, n.t // 2, n.t - 1):
+        if n.t == n.s:
             yield replace(n, t=t, s=t)
         yield replace(n, t=t)
-    for s in sorted({1, 2, 3, n.s // 2, n.s - 1} & set(range(1, n.s))):
+    for s in _fewer(n.s, 1, 2, 3, n.s // 2, n.s - 1):
         yield replace(n, s=s)
     for b in range(1, n.b):
         yield replace(n, b=b)
@@ -58,13 +61,12 @@ def _smaller(n: Dims) -> Iterator[Dims]:
     if n.hk == 1:
         for hq in range(1, n.hq):
             yield _modelled(replace(n, hq=hq), n)
-    for d in sorted({1, 2, n.d // 2} & set(range(1, n.d))):
+    for d in _fewer(n.d, 1, 2, n.d // 2):
         yield _modelled(replace(n, d=d, e=d) if n.d == n.e else replace(n, d=d), n)
-    for e in sorted({1, 2, n.e // 2} & set(range(1, n.e))):
-        if n.d != n.e:
-            yield replace(n, e=e)
+    for e in _fewer(n.e, 1, 2, n.e // 2) if n.d != n.e else ():
+        yield replace(n, e=e)
     if n.model is not None and n.model != n.inner:
-        for model in sorted({1, 2, n.model // 2} & set(range(1, n.model))):
+        for model in _fewer(n.model, 1, 2, n.model // 2):
             yield replace(n, model=model)
 
 

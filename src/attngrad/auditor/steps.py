@@ -75,14 +75,12 @@ ATTENTION_STEPS = _attention_steps()
 
 def split_heads(x: Any, heads: int) -> Any:
     """(B, T, H D) to (B, H, T, D)."""
-    batch, tokens, width = x.shape
-    return x.reshape(batch, tokens, heads, width // heads).transpose(0, 2, 1, 3)
+    return x.reshape(*x.shape[:2], heads, -1).transpose(0, 2, 1, 3)
 
 
 def merge_heads(x: Any) -> Any:
     """(B, H, T, D) to (B, T, H D)."""
-    batch, heads, tokens, width = x.shape
-    return x.transpose(0, 2, 1, 3).reshape(batch, tokens, heads * width)
+    return x.transpose(0, 2, 1, 3).reshape(len(x), x.shape[2], -1)
 
 
 def per_token(x: Any, w: Any) -> Any:

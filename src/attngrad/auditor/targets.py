@@ -87,13 +87,10 @@ _NAMES = {
     "dout_dot": ("dout_dot", "do_dot"),
 }
 _ALIASES = {alias: name for name, aliases in _NAMES.items() for alias in aliases}
-_BY_COUNT = {
-    3: ("q", "k", "v"),
-    4: ("q", "k", "v", "dout"),
-    6: ("q", "k", "v", "q_dot", "k_dot", "v_dot"),
-    7: ("q", "k", "v", "dout", "q_dot", "k_dot", "v_dot"),
-    8: ("q", "k", "v", "dout", "q_dot", "k_dot", "v_dot", "dout_dot"),
-}
+_TANGENTS = ("q_dot", "k_dot", "v_dot")
+_PAIRS = {"primals": QKV[:3], "tangents": _TANGENTS}
+_ORDERS = (QKV[:3], QKV, (*QKV[:3], *_TANGENTS), (*QKV, *_TANGENTS), (*QKV, *_TANGENTS, "dout_dot"))
+_BY_COUNT = {len(names): names for names in _ORDERS}
 LAYER_ARGUMENTS = (*INPUTS["layer"], "num_heads")
 
 
@@ -125,9 +122,6 @@ def target_of(candidate: Any, level: str, supports: frozenset[str]) -> Target:
     if level == "attention":
         return _attention(candidate)
     return _object(candidate) if objects.is_layer_object(candidate) else _layer(candidate, supports)
-
-
-_PAIRS = {"primals": ("q", "k", "v"), "tangents": ("q_dot", "k_dot", "v_dot")}
 
 
 def _attention(candidate: Any) -> Target:

@@ -108,13 +108,10 @@ def epsilon(dtype: Any) -> tuple[float, float]:
 
 def rms_bound(pipelines: list[Pipeline], name: str, truth: NDArray, eps: float) -> float:
     """The bound on the RMS error, by the worst of the straightforward computations."""
-    bounds = []
-    for p in pipelines:
-        naive = getattr(p, name)
-        seen = np.isfinite(truth.astype(np.float64))
-        if not seen.any():
-            return 0.0
-        bounds.append(rounding_bound(naive[seen], truth[seen], eps))
+    seen = np.isfinite(truth.astype(np.float64))
+    if not seen.any():
+        return 0.0
+    bounds = [rounding_bound(getattr(p, name)[seen], truth[seen], eps) for p in pipelines]
     return max((b for b in bounds if np.isfinite(b)), default=float("inf"))
 
 
