@@ -13,22 +13,163 @@ import ctypes
 import io
 import sys
 import threading
+import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from attngrad.auditor.arguments import Caller
-from attngrad.auditor.cases import Case
-from attngrad.auditor.returned import Call, read
-from attngrad.auditor.tracebacks import error_text, their_frames
+from attngrad.auditor.cases import Caller, Case
+from attngrad.auditor.pipeline import RESULTS
 from attngrad.core.arrays import NDArray
+from attngrad.core.dtypes import KERNEL_DTYPES
+
+_FRAMES = 50
+_OURS = str(Path(__file__).parent)
 
 
-def _stop(thread: threading.Thread) -> None:
-    """Ask a thread that runs on to end: the exception reaches it at its next bytecode."""
-    if thread.ident is not None:
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit))
+def error_text(error: BaseException) -> str:
+    """The kind of an error and the first line of its message, which may itself fail."""
+    try:
+        lines = f"{type(error).__name__}: {error}".strip().splitlines()
+    except Exception:
+        return f"{type(error).__name__}, whose message cannot be printed"
+    return lines[0].removesuffix(":")
+
+
+def their_frames(error: BaseException, *others: str, least: int = 1) -> str:
+    """The traceback without the frames of the auditor, and of files with one of ``others`` in their path.
+
+    Where none is left, the last ``least`` of ours.
+    """
+    frames = traceback.extract_tb(error.__traceback__, limit=_FRAMES)
+    if len(frames) == _FRAMES:  # of a recursion: the others would take minutes to print
+        frames += traceback.extract_tb(error.__traceback__, limit=-_FRAMES)
+    theirs = [f for f in frames if not any(name in f.filename for name in (_OURS, *others))]
+    lines = traceback.format_list(theirs or frames[len(frames) - least :]) + traceback.format_exception_only(error)
+    return "Traceback (most recent call last):\n" + "".join(lines)
+
+
+@dataclass
+class Call:
+    """What came of one call."""
+
+    results: dict[str, Any] = field(default_factory=dict)
+    crash: str | None = None
+    """The candidate's traceback, from its first frame on."""
+    error: str | None = None
+    """The last line of it."""
+    exited: bool = False
+    timeout: bool = False
+    mutated: tuple[str, ...] = ()
+    printed: str = ""
+    strange: tuple[str, ...] = ()
+    """What it returned that cannot be read."""
+    unknown: tuple[str, ...] = ()
+    """Names that it returned and the auditor does not know."""
+
+
+def _array(x: Any) -> NDArray | str:
+    """``x`` as a NumPy array of real numbers, whatever library it is of; or what is the matter with it."""
+    try:
+        if hasattr(x, "detach"):
+            x = x.detach().cpu()
+            if str(x.dtype) == "torch.bfloat16":
+                x = x.float()
+            x = x.numpy()
+        if isinstance(x, np.ma.MaskedArray) and np.any(x.mask):
+            return "is a masked array with entries masked"
+        found = np.array(x)
+    except Exception as error:
+        return f"cannot be read as an array ({error_text(error)})"
+    if found.dtype.kind not in "biuf" and found.dtype not in KERNEL_DTYPES:  # bfloat16 is of another kind
+        return f"is no array of real numbers ({type(x).__name__}, dtype {found.dtype})"
+    return found
+
+
+_FIELDS = {"q": "dq", "k": "dk", "v": "dv", "bias": "dbias", "sinks": "dsinks"}
+
+
+def _flat(value: Any) -> list[Any]:
+    """Nested tuples and lists flattened, down to arrays; a list of numbers, up to four deep, is an array too."""
+    if not isinstance(value, (tuple, list)) or 0 < _depth(value) <= 4:
+        return [value]
+    return [y for x in value for y in _flat(x)]
+
+
+def _depth(value: Any) -> int:
+    """How deep lists of numbers are nested; 0 for what is none."""
+    depth = 0
+    while isinstance(value, list) and value and depth < 5:
+        value, depth = value[0], depth + 1
+    return depth if isinstance(value, (bool, int, float)) else 0
+
+
+def named_results(value: Any, case: Case, level: str, tangents: bool) -> dict[str, Any]:
+    """What was returned, by name."""
+    if isinstance(value, Mapping):
+        return {str(name): x for name, x in value.items()}
+    if hasattr(value, "_asdict") and {"q", "k", "v"} <= set(value._fields):
+        return {_FIELDS.get(n, n): x for n, x in value._asdict().items() if x is not None}
+    if isinstance(value, (tuple, list)):
+        if any(hasattr(x, "_asdict") for x in value):
+            value = [[y for y in x if y is not None] if hasattr(x, "_asdict") else x for x in value]
+        flat = _flat(value)
+        return dict(zip(_names_of(flat, case, level, tangents), flat, strict=True))
+    return {"y" if level == "layer" else "out": value}
+
+
+def _names_of(values: list[Any], case: Case, level: str, tangents: bool) -> tuple[str, ...]:
+    n = len(values)
+    if level == "layer":
+        inputs, weights = ("dquery", "dkey", "dvalue"), ("dw_q", "dw_k", "dw_v", "dw_o")
+        orders = (inputs, ("y", *inputs), (*inputs, *weights), ("y", *inputs, *weights))
+        known: dict[int, tuple[str, ...]] = {len(names): names for names in orders}
+    elif tangents:
+        second = ("dq_dot", "dk_dot", "dv_dot")
+        known = {1: ("out_dot",), 2: ("out", "out_dot"), 3: second, 6: ("dq", "dk", "dv", *second)}
+        known |= {7: ("out", *known[6]), 4: ("out", "lse", "out_dot", "lse_dot"), 8: ("out", "out_dot", *known[6])}
+    else:
+        known = {1: ("out",), 2: ("out", "lse"), 3: ("dq", "dk", "dv"), 4: ("out", "dq", "dk", "dv")}
+        extra = tuple(f"d{x}" for x in ("bias", "sinks") if x in case.options)
+        if extra:
+            known[4 + len(extra)] = ("out", "dq", "dk", "dv", *extra)
+            # Four arrays beside a bias: out first, or dbias last? The shapes tell.
+            first = np.shape(values[0]) == case.arrays["q"].shape and np.shape(values[1]) == case.arrays["k"].shape
+            if n == 3 + len(extra) and (n != 4 or (first and np.shape(values[2]) == case.arrays["v"].shape)):
+                known[n] = ("dq", "dk", "dv", *extra)
+    if n not in known:
+        sizes = ", ".join(map(str, sorted(known)))
+        raise ValueError(f"returned {n} arrays; {sizes} are understood. Return a mapping from names to arrays.")
+    return known[n]
+
+
+def read(value: Any, case: Case, level: str, tangents: bool, call: Call) -> None:
+    """Fill ``call`` with the results of a return value."""
+    if value is None:
+        call.strange = ("it returned None; return (out, dq, dk, dv), or a mapping of results",)
+        return
+    try:
+        named = named_results(value, case, level, tangents)
+    except ValueError as error:
+        call.strange = (str(error),)
+        return
+    strange, unknown = [], []
+    for name, x in named.items():
+        if name not in RESULTS:
+            unknown.append(name)
+        elif x is None:
+            strange.append(f"{name} is None")
+        elif isinstance(array := _array(x), str):
+            strange.append(f"{name} {array}")
+        else:
+            call.results[name] = array
+    if not call.results and not strange:
+        strange.append(f"returned nothing that the auditor knows ({', '.join(unknown) or 'an empty mapping'})")
+    call.strange, call.unknown = tuple(strange), tuple(unknown)
 
 
 def run(prepare: Caller, case: Case, level: str, tangents: bool, seconds: float) -> Call:
@@ -39,8 +180,7 @@ def run(prepare: Caller, case: Case, level: str, tangents: bool, seconds: float)
 
     def work() -> None:
         try:
-            value = action()
-            read(value, case, level, tangents, outcome)
+            read(action(), case, level, tangents, outcome)
         except BaseException as error:
             failed.append(error)
 
@@ -50,8 +190,8 @@ def run(prepare: Caller, case: Case, level: str, tangents: bool, seconds: float)
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed), _settings_kept():
         thread.start()
         thread.join(seconds)
-        if thread.is_alive():
-            _stop(thread)
+        if thread.is_alive():  # ask it to end: the exception reaches it at its next bytecode
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
             thread.join(1.0)
             call.timeout = True
     call.printed = printed.getvalue()
@@ -63,8 +203,7 @@ def run(prepare: Caller, case: Case, level: str, tangents: bool, seconds: float)
     if failed:
         call.crash, call.error = their_frames(failed[0]), error_text(failed[0])
         call.exited = isinstance(failed[0], SystemExit)
-        partial = getattr(failed[0], "attngrad_partial", None)
-        if partial:
+        if partial := getattr(failed[0], "attngrad_partial", None):
             read(partial, case, level, tangents, call)
         return call
     call.results, call.strange, call.unknown = outcome.results, outcome.strange, outcome.unknown

@@ -19,9 +19,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from attngrad.auditor.candidate import error_text, their_frames
 from attngrad.auditor.objects import is_layer_object
 from attngrad.auditor.report import CLOSED, AuditReport, Finding
-from attngrad.auditor.tracebacks import error_text, their_frames
 
 _LOADERS = ("<frozen importlib._bootstrap", "importlib/__init__.py")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
 import click
@@ -46,17 +47,11 @@ def _amount(flag: str, least: float, default: float, words: str) -> Callable[[An
 def command(
     target: str | None,
     formula: str | None,
-    level: str | None,
-    options: tuple[str, ...],
-    supports: tuple[str, ...],
-    dtype: str,
-    effort: str,
     framework: str,
-    seed: int,
-    time_limit: float,
     memory: float,
     html_file: str | None,
     json_file: str | None,
+    **keywords: Any,
 ) -> None:
     """Say whether an attention gradient is right, and if not, name the mistake.
 
@@ -67,17 +62,11 @@ def command(
         raise click.UsageError("audit: give FILE.py:FUNCTION, or --formula TEXT.")
     if formula is not None:
         _audit_formula(click.get_current_context(), formula, json_file)
-    for option, file in (("--html", html_file), ("--json", None if json_file == "-" else json_file)):
-        _check_folder(option, file)
-    keywords: dict[str, Any] = {
-        "options": parse_options(options) or None,
-        "supports": list(supports),
-        "dtype": dtype,
-        "effort": effort,
-        "seed": seed,
-        "time_limit": time_limit,
-        "level": level,
-    }
+    for option, file in (("--html", html_file), ("--json", json_file)):  # before the candidate runs, not after it
+        if file not in (None, "-") and not Path(str(file)).resolve().parent.is_dir():
+            rule = f"audit: {option} must be in a folder that exists; got {file!r}. Make the folder first."
+            raise click.UsageError(rule)
+    keywords["options"] = parse_options(keywords["options"]) or None
     from attngrad.auditor.process import run_in_child
 
     report = run_in_child({"target": target, "framework": framework, "memory": memory, "keywords": keywords})
@@ -99,15 +88,6 @@ def command(
         click.echo(f"Error: audit: {error.filename}: {error.strerror}.", err=True)
         raise SystemExit(2) from error
     raise SystemExit(report.exit_code)
-
-
-def _check_folder(option: str, file: str | None) -> None:
-    """Before the candidate runs, not after it."""
-    from pathlib import Path
-
-    if file is not None and not Path(file).resolve().parent.is_dir():
-        rule = f"audit: {option} must be in a folder that exists; got {file!r}. Make the folder first."
-        raise click.UsageError(rule)
 
 
 def _audit_formula(context: click.Context, formula: str, json_file: str | None) -> NoReturn:

@@ -16,10 +16,10 @@ import numpy as np
 
 from attngrad.auditor.budget import Budget
 from attngrad.auditor.mistakes import Mistake, catalogue
-from attngrad.auditor.observation import Observation
+from attngrad.auditor.patterns import low_precision
 from attngrad.auditor.pipeline import RESULTS, SECOND, TANGENT, affected
-from attngrad.auditor.precision import low_precision
 from attngrad.auditor.reproduce import Named, Predictions, State
+from attngrad.auditor.truth import Observation
 from attngrad.core.arrays import NDArray
 
 _WIDTH = 24
@@ -71,8 +71,7 @@ class Search:
     def _wrong_first(self, names: Sequence[str]) -> list[Observation]:
         key = ("order", *names)
         if key not in self._verdicts:
-            last = names[-1] if names else ""
-            wrong = [o for o in self.observations if last in o.judgements and not o.judgements[last].right]
+            wrong = self._wrong(names[-1]) if names else []
             self._verdicts[key] = wrong + [o for o in self.observations if o not in wrong]  # type: ignore[assignment]
         return self._verdicts[key]  # type: ignore[return-value]
 
@@ -102,8 +101,8 @@ class Search:
         found = tuple(s for s in states if s and len(s) == fewest)
         return Diagnosis(found, tuple(unexplained), self.budget.cut)
 
-    def _wrong(self, name: str) -> bool:
-        return any(name in o.judgements and not o.judgements[name].right for o in self.observations)
+    def _wrong(self, name: str) -> list[Observation]:
+        return [o for o in self.observations if name in o.judgements and not o.judgements[name].right]
 
     def _explain(self, states: list[State], names: Sequence[str]) -> list[State]:
         """The states that reproduce ``names``: as they are, or with one mistake more, or two."""
@@ -130,11 +129,8 @@ class Search:
         """Whether a state that leaves values open still fixes most of them where the candidate is wrong."""
         if not any(v.wild or v.fit for _, v in state):
             return True
-        closed = []
-        for o in self.observations:
-            if name in o.results and not o.judgements[name].right:
-                predicted = self.predictions.predict(state, o, name)
-                closed.append(0.0 if predicted is None else float(np.mean(~np.isnan(predicted))))
+        shown = [self.predictions.predict(state, o, name) for o in self._wrong(name)]
+        closed = [0.0 if predicted is None else float(np.mean(~np.isnan(predicted))) for predicted in shown]
         return sum(c > 0.3 for c in closed) >= 2 or (bool(closed) and "overflow" in state[-1][0].id)
 
     def _additions(self, state: State, names: Sequence[str], by: int, wild: bool) -> list[State]:
@@ -148,14 +144,13 @@ class Search:
 
     def _changes(self, state: State, n: Named, name: str) -> bool:
         """Whether ``n`` has an effect on a result, in a few small cases where that is wrong, or a long one."""
-        rewired = any(
-            name in affected(frozenset(v.steps)) for _, v in state
-        )  # an exchange reads what it returns instead
+        # an exchange reads what it returns instead
+        rewired = any(name in affected(frozenset(v.steps)) for _, v in state)
         if name not in affected(frozenset(n[1].steps)) and not rewired:
             return False
         key = ("changes", id(n[1]), name, *(id(v) for _, v in state))
         if key not in self._verdicts:
-            wrong = [o for o in self.observations if name in o.results and not o.judgements[name].right]
+            wrong = self._wrong(name)
             kinds = {o.truth.case.dims.features: o for o in reversed(wrong)}  # a small one of each
             long = [o for o in wrong if o.truth.case.dims.t > 32][:1]
             self._verdicts[key] = not self.budget.over and any(

@@ -8,12 +8,12 @@ from typing import Any
 from attngrad.auditor.budget import LIMITS, Budget, Limits
 from attngrad.auditor.diagnose import Diagnosis, explain
 from attngrad.auditor.mistakes import Mistake, find
-from attngrad.auditor.observation import Observation
 from attngrad.auditor.patterns import describe, heat_of
 from attngrad.auditor.pipeline import RESULTS
 from attngrad.auditor.report import AuditReport, Explained, Finding, Stage, symbol
 from attngrad.auditor.session import Session
-from attngrad.auditor.smallest import smallest_case
+from attngrad.auditor.shrink import smallest_case
+from attngrad.auditor.truth import Observation
 
 
 def _stages(observations: Sequence[Observation], unexplained: Sequence[str], level: str) -> tuple[Stage, ...]:

@@ -109,30 +109,21 @@ def _heat(heat: Heat) -> str:
     rows, columns = len(heat.errors), len(heat.errors[0]) if heat.errors else 0
     side = max(8, min(24, 440 // max(rows, columns, 1)))
     left, top = 58, 26
-    squares = []
-    for i, row in enumerate(heat.errors):
-        for j, error in enumerate(row):
-            squares.append(
-                f'<rect x="{left + j * side}" y="{top + i * side}" width="{side - 1}" height="{side - 1}" '
-                f'fill="{_colour(error, heat.allowed)}"><title>[{i}, {j}] {short(error)}</title></rect>'
-            )
     bottom = top + rows * side + 16
-    legend = [
+    squares = (
+        f'<rect x="{left + j * side}" y="{top + i * side}" width="{side - 1}" height="{side - 1}" '
+        f'fill="{_colour(error, heat.allowed)}"><title>[{i}, {j}] {short(error)}</title></rect>'
+        for i, row in enumerate(heat.errors)
+        for j, error in enumerate(row)
+    )
+    legend = (
         f'<rect x="{left + n * 20}" y="{bottom}" width="19" height="12" fill="{colour}"/>'
         for n, colour in enumerate(_RAMP)
-    ]
-    words = (
-        f'<text x="{left}" y="{bottom + 28}">within rounding</text>'
-        f'<text x="{left + 20 * len(_RAMP) + 8}" y="{bottom + 11}">as large as the result; violet: not finite</text>'
     )
-    axes = (
-        f'<text x="{left}" y="{top - 8}">column 0 to {columns - 1}</text>'
-        f'<text x="4" y="{top + 12}">row 0</text><text x="4" y="{top + rows * side - 3}">row {rows - 1}</text>'
-    )
-    width, height = left + max(columns * side, 460), bottom + 36
     where = f", [{', '.join(map(str, heat.head))}]" if heat.head else ""
     title = f"Error of {symbol(heat.name)} over row and column (case '{heat.case}'{where})"
-    return (
-        f'<h2>{escape(title)}</h2>\n<svg role="img" aria-label="{escape(title)}" width="{width}" height="{height}" '
-        f'viewBox="0 0 {width} {height}">{axes}{"".join(squares)}{"".join(legend)}{words}</svg>'
-    )
+    places = {"LEFT": left, "LAST-COLUMN": columns - 1, "LAST-ROW": rows - 1, "LAST-ROW-Y": top + rows * side - 3}
+    places |= {"WIDTH": left + max(columns * side, 460), "HEIGHT": bottom + 36, "BELOW": bottom + 28}
+    places |= {"BESIDE": left + 20 * len(_RAMP) + 8, "BESIDE-Y": bottom + 11}
+    parts = {"TITLE": escape(title), "SQUARES": "".join(squares), "LEGEND": "".join(legend)}
+    return fill(text("attngrad.auditor", "heat.html").rstrip(), parts | {name: str(x) for name, x in places.items()})

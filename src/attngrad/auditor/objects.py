@@ -16,9 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from attngrad.auditor.arguments import Caller
-from attngrad.auditor.cases import Case
-from attngrad.auditor.dims import Dims
+from attngrad.auditor.cases import Caller, Case
+from attngrad.auditor.plans import Dims
 from attngrad.core.arrays import NDArray
 
 LEARNING_RATE = 0.25
@@ -70,10 +69,8 @@ def sizes(candidate: Any) -> Callable[[Dims], Dims | None]:
 
 def call_as_code(candidate: Any) -> str:
     """How such a class or object is called, as code, with ``{model}`` and ``{heads}`` to be filled in."""
-    if inspect.isclass(candidate):
-        lines = [f"layer = {candidate.__name__}({{model}}, {{heads}})"]
-    else:
-        lines = ["layer = candidate"]
+    made = f"{candidate.__name__}({{model}}, {{heads}})" if inspect.isclass(candidate) else "candidate"
+    lines = [f"layer = {made}"]
     with contextlib.suppress(Exception, SystemExit):  # what cannot be constructed has failed before anything needs this
         layer = _made(candidate, 4, 2)
         for name, spellings in _WEIGHTS.items():

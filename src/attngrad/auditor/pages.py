@@ -9,69 +9,40 @@ import sys
 from pathlib import Path
 
 from attngrad.auditor.mistakes import Mistake, catalogue
+from attngrad.explain.template import fill, text
 
-_THEMES = {
-    "scale": "The scale",
-    "softmax": "Softmax and its derivative",
-    "masks": "Causality, masks, windows",
-    "dropout": "Dropout",
-    "modifiers": "Softcap, bias, sinks",
-    "products": "Matrix products",
-    "heads": "Heads",
-    "tiles": "Tiles, chunks, precision",
-    "tangents": "Forward mode and second order",
-    "layer": "The layer",
-}
+_NEEDS = {"gqa": "groups of query heads", "layer": '`level="layer"`', "tangents": "a JVP or HVP candidate"}
+_SPREAD = "It is found by the size and spread of the errors, not by its numbers: these depend on the order of sums."
 
 
 def page(mistake: Mistake) -> str:
     """The page of one mistake, in Markdown."""
     notes = list(dict.fromkeys(v.note for v in mistake.variants if v.note))
-    shown = notes[:12]
-    needs = {"gqa": "groups of query heads", "layer": '`level="layer"`', "tangents": "a JVP or HVP candidate"}
-    lines = [
-        *(f"# `{mistake.id}`: {mistake.title}", ""),
-        *("What is computed:", "", f"    {mistake.formula}", ""),
-        *("What it should be:", "", f"    {mistake.correct}", ""),
-        *(f"**Why it is wrong.** {mistake.why}", ""),
-        *(f"**The fix.** {mistake.fix}", ""),
-    ]
+    shown, more = notes[:12], len(notes[12:])
+    lines = []
     if mistake.needs:
-        words = [needs.get(n, " or ".join(f"`{o}`" for o in n.split("|"))) for n in mistake.needs]
+        words = [_NEEDS.get(n, " or ".join(f"`{o}`" for o in n.split("|"))) for n in mistake.needs]
         lines += [f"It can be made, and is looked for, only with {', '.join(words)}.", ""]
     if shown:
-        lines += ["The auditor knows it in these forms:", ""]
-        lines += [f"- {note}" for note in shown]
-        if len(notes) > len(shown):
-            lines.append(f"- and {len(notes) - len(shown)} more (other tile sizes and places)")
-        lines.append("")
+        lines += ["The auditor knows it in these forms:", "", *(f"- {note}" for note in shown)]
+        lines += [f"- and {more} more (other tile sizes and places)", ""] if more else [""]
     if not mistake.variants:
-        lines += [
-            "It is found by the size and spread of the errors, not by its numbers: these depend on the order of sums.",
-            "",
-        ]
-    lines.append("[All mistakes](index.md) · [The auditor](../audit.md)")
-    return "\n".join(lines) + "\n"
+        lines += [_SPREAD, ""]
+    told = {name.upper(): getattr(mistake, name) for name in ("id", "title", "formula", "correct", "why", "fix")}
+    return fill(text("attngrad.auditor", "mistake.md"), told | {"MORE": "".join(f"{line}\n" for line in lines)})
 
 
 def index() -> str:
     """The list of all mistakes, by theme."""
-    lines = [
-        "# The catalogue of mistakes",
-        "",
-        "What [the auditor](../audit.md) can name. Each is a small function that computes what the mistake would",
-        "compute; it is named only where that reproduces the candidate's numbers in every case.",
-        "",
-    ]
-    for name, title in _THEMES.items():
+    lines = []
+    for title in dict.fromkeys(m.theme for m in catalogue()):
         lines += [f"## {title}", "", "| id | what it is | computed |", "|---|---|---|"]
         for m in catalogue():
-            if m.theme == name:
+            if m.theme == title:
                 formula = m.formula.replace("|", "\\|")
                 lines.append(f"| [`{m.id}`]({m.id}.md) | {m.title} | `{formula}` |")
         lines.append("")
-    lines += ["```{toctree}", ":hidden:", ":glob:", "", "*", "```"]  # for the site: the pages under this one
-    return "\n".join(lines) + "\n"
+    return fill(text("attngrad.auditor", "index.md"), {"THEMES": "".join(f"{line}\n" for line in lines)})
 
 
 def pages() -> dict[str, str]:
@@ -87,8 +58,8 @@ def main(folder: str) -> None:
     for old in target.glob("*.md"):
         if old.name not in made:
             old.unlink()
-    for name, text in made.items():
-        (target / name).write_text(text)
+    for name, content in made.items():
+        (target / name).write_text(content)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The pattern of a wrong result that no mistake explains: where it is wrong, and whether by a constant ratio."""
+"""The pattern of a wrong result: where it is wrong, by a constant ratio, or like the rounding of a coarser dtype."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from attngrad.auditor.observation import Observation
+from attngrad.auditor.pipeline import Pipeline
 from attngrad.auditor.report import Heat
-from attngrad.auditor.truth import LONG
+from attngrad.auditor.truth import LONG, Observation, epsilon
+from attngrad.core.dtypes import TABLE
+from attngrad.testing import rms_error
 
 _AXES = {4: ("batch", "head", "row", "column"), 3: ("batch", "head", "row"), 2: ("row", "column"), 1: ("head",)}
 _FLAT = {3: ("batch", "row", "column")}
@@ -89,3 +91,43 @@ def heat_of(observations: Sequence[Observation], name: str) -> Heat | None:
     where = tuple(int(i) for i in np.unravel_index(head, error.shape[:-2])) if error.ndim > 2 else ()
     rows = tuple(tuple(float(x) for x in row) for row in flat[head] / unit)
     return Heat(name, o.truth.case.name, where, rows, o.truth.bound(name) / unit)
+
+
+def low_precision(observations: Sequence[Observation]) -> str | None:
+    """The coarser dtype whose rounding the errors look like; None where they do not look like rounding."""
+    wrong = [(o, n) for o in observations for n, j in o.judgements.items() if not j.right]
+    if not wrong or any(o.judgements[n].kind != "wrong" for o, n in wrong):
+        return None
+    for dtype in TABLE[1:]:
+        eps = epsilon(dtype.numpy)[0]
+        if all(_like_rounding(o, n, dtype.numpy, eps) for o, n in wrong) and _spread(wrong):
+            return dtype.name
+    return None
+
+
+def _like_rounding(o: Observation, name: str, dtype: Any, eps: float) -> bool:
+    """An error about as large as rounding to ``dtype`` everywhere leaves, or a part of it."""
+    if eps < 2.0 * o.truth.eps:
+        return False
+    truth = o.truth.expected(name)
+    with np.errstate(all="ignore"):
+        coarse = getattr(Pipeline(o.truth.case.given, dtype), name)
+    usual = rms_error(coarse, truth)
+    return bool(usual / 1000.0 <= o.judgements[name].rms <= 6.0 * usual)
+
+
+def _spread(wrong: Sequence[tuple[Observation, str]]) -> bool:
+    """Whether errors are many, of both signs, and no constant multiple of the truth: noise, not a formula."""
+    votes = []
+    for o, name in wrong:
+        truth = o.truth.expected(name)
+        error = (o.results[name].astype(LONG) - truth).astype(np.float64).ravel()
+        size = truth.astype(np.float64).ravel()
+        if error.size < 12:
+            continue
+        many = np.mean(np.abs(error) > 0.05 * np.sqrt(np.mean(error**2))) > 0.5
+        signs = 0.15 < np.mean(error > 0) < 0.85
+        norms = float(np.linalg.norm(error) * np.linalg.norm(size))
+        free = norms == 0 or abs(float(error @ size)) < 0.7 * norms
+        votes.append(float(many and signs and free))
+    return bool(votes) and float(np.mean(votes)) > 0.7

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from attngrad.auditor.layer_steps import LAYER_STEPS
-from attngrad.auditor.steps import ATTENTION_STEPS, Undefined
+from attngrad.auditor.plans import INPUTS as CASE_INPUTS
+from attngrad.auditor.steps import ATTENTION_STEPS, LAYER_STEPS, Undefined
 from attngrad.core.options import OPTION_NAMES
 from attngrad.reference.passes import refuse_unread
 
@@ -25,10 +25,8 @@ __all__ = ["ATTENTION_STEPS", "LAYER_STEPS", "Override", "Pipeline", "Undefined"
 Override = Callable[["Pipeline", Callable[[], Any]], Any]
 
 _STEPS = {**ATTENTION_STEPS, **LAYER_STEPS}
-INPUTS = frozenset(
-    ("q", "k", "v", "dout", "q_dot", "k_dot", "v_dot", "dout_dot", "query", "key", "value", "w_q", "w_k", "w_v", "w_o",
-     "dy", "num_heads", "num_kv_heads")
-)  # fmt: skip
+INPUTS = {*CASE_INPUTS["attention"], *CASE_INPUTS["layer"], "num_heads", "num_kv_heads"}
+INPUTS |= {f"{name}_dot" for name in CASE_INPUTS["attention"]}
 """What a case gives, of attention or of the layer."""
 OPTIONAL = frozenset(OPTION_NAMES) - {"return_lse"} | {
     *("dlse", "bias_dot", "sinks_dot", "dlse_dot"),

@@ -1,15 +1,88 @@
-"""The plans of the cases: shapes and values at which wrong attention gradients show."""
+"""The sizes of a case, the axes of its arrays, what a candidate must support to take them; and the plans of the cases:
+shapes and values at which wrong attention gradients show.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from attngrad.auditor.dims import Dims
 from attngrad.core.arrays import NDArray
+from attngrad.core.files import read_toml
+
+FEATURES = {
+    "gqa": "groups of query heads (gqa)",
+    "cross": "T != S (cross)",
+    "widths": "D != E (widths)",
+    "rectangular": "d_model other than heads times width (rectangular)",
+}
+"""What a candidate may leave out without being wrong, and what a case that needs it has."""
+
+AXES = {
+    "q": ("b", "hq", "t", "d"),
+    "k": ("b", "hk", "s", "d"),
+    "v": ("b", "hk", "s", "e"),
+    "dout": ("b", "hq", "t", "e"),
+    "query": ("b", "t", "model"),
+    "key": ("b", "s", "model"),
+    "value": ("b", "s", "model"),
+    "w_q": ("model", "inner"),
+    "w_k": ("model", "kv_inner"),
+    "w_v": ("model", "kv_inner"),
+    "w_o": ("inner", "model"),
+    "dy": ("b", "t", "model"),
+    "mask": ("b", "hq", "t", "s"),
+    "bias": ("b", "hq", "t", "s"),
+    "sinks": ("hq",),
+    "offset": ("b",),
+}
+"""The axes of inputs and options, as fields of Dims; a tangent has those of what it is a tangent of."""
+INPUTS = {"attention": tuple(AXES)[:4], "layer": tuple(AXES)[4:12]}
+
+
+@dataclass(frozen=True)
+class Dims:
+    """Batch, query heads, key heads, queries, keys, features of q and k, features of v; d_model for the layer."""
+
+    b: int = 1
+    hq: int = 1
+    hk: int = 1
+    t: int = 5
+    s: int = 5
+    d: int = 4
+    e: int = 4
+    model: int | None = None
+
+    @property
+    def features(self) -> frozenset[str]:
+        """What a candidate must support to take these shapes."""
+        found = {
+            "gqa": self.hq != self.hk,
+            "cross": self.t != self.s,
+            "widths": self.d != self.e,
+            "rectangular": self.model is not None and self.model != self.hq * self.d,
+        }
+        return frozenset(name for name, there in found.items() if there)
+
+    @property
+    def inner(self) -> int:
+        """The columns of w_q: heads times width."""
+        return self.hq * self.d
+
+    @property
+    def kv_inner(self) -> int:
+        """The columns of w_k and w_v."""
+        return self.hk * self.d
+
+    @property
+    def scores(self) -> tuple[int, int, int, int]:
+        """(B, Hq, T, S)."""
+        return self.b, self.hq, self.t, self.s
+
 
 Arrays = dict[str, NDArray]
 Fill = Callable[[Arrays, float], None]
@@ -90,57 +163,12 @@ class Plan(NamedTuple):
         return self.fill is _huge_logits
 
 
-PLANS = {
-    "attention": (
-        Plan("plain", Dims(2, 2, 2, 5, 5, 4, 4)),
-        Plan("one token", Dims(1, 1, 1, 1, 1, 3, 3)),
-        Plan("one head, one batch", Dims(1, 1, 1, 4, 4, 3, 3)),
-        Plan("one feature", Dims(1, 2, 2, 3, 3, 1, 1), effort=1),
-        Plan("odd sizes", Dims(2, 3, 3, 7, 7, 5, 5)),
-        Plan("more keys than queries", Dims(1, 2, 2, 3, 7, 4, 4)),
-        Plan("more queries than keys", Dims(2, 2, 2, 7, 3, 3, 3)),
-        Plan("one query", Dims(2, 2, 2, 1, 6, 4, 4)),
-        Plan("one key", Dims(1, 2, 2, 4, 1, 3, 3)),
-        Plan("groups of heads", Dims(2, 4, 2, 4, 4, 3, 3)),
-        Plan("values wider than keys", Dims(2, 2, 2, 5, 5, 3, 5)),
-        Plan("values narrower than keys", Dims(1, 2, 2, 4, 4, 6, 2), effort=1),
-        Plan("groups, keys, widths at once", Dims(2, 6, 2, 3, 8, 3, 5)),
-        Plan("large logits", Dims(1, 2, 2, 6, 6, 4, 4), _large_logits),
-        Plan("huge logits", Dims(1, 2, 2, 5, 5, 4, 4), _huge_logits, effort=1),
-        Plan("equal logits", Dims(1, 2, 2, 5, 5, 4, 4), _equal_logits),
-        Plan("one-hot attention", Dims(1, 2, 2, 6, 6, 5, 5), _one_hot),
-        Plan("correlated q and k", Dims(1, 2, 2, 11, 11, 4, 4), _correlated),
-        Plan("values with a large mean", Dims(2, 2, 2, 6, 6, 4, 4), _large_mean),
-        Plan("strided cotangent", Dims(2, 3, 3, 4, 4, 4, 4), _strided),
-        Plan("cotangent of stride zero", Dims(1, 2, 2, 5, 5, 4, 4), _zero_stride),
-        Plan("long rows", Dims(1, 1, 1, 37, 37, 8, 8)),
-        Plan("longer rows", Dims(1, 2, 2, 67, 67, 16, 16), effort=1),
-        Plan("one key head for all", Dims(1, 4, 1, 5, 5, 4, 4), effort=1),
-        Plan("many keys", Dims(1, 1, 1, 5, 139, 8, 8), effort=1),
-        Plan("many queries", Dims(1, 1, 1, 139, 6, 8, 8), effort=1),
-        Plan("groups, large mean, long rows", Dims(1, 4, 2, 33, 41, 7, 9), _large_mean, 1),
-        Plan("larger logits, long rows", Dims(1, 2, 2, 35, 35, 8, 8), _large_logits, 1),
-        Plan("tile and a bit", Dims(1, 1, 1, 131, 131, 8, 8), effort=1),
-        Plan("wide features", Dims(1, 1, 1, 9, 9, 67, 67), effort=2),
-        Plan("many heads", Dims(3, 8, 4, 6, 11, 5, 3), effort=2),
-    ),
-    "layer": (
-        Plan("three inputs", Dims(2, 2, 2, 4, 4, 3, 3, 6)),
-        Plan("self-attention", Dims(2, 2, 2, 5, 5, 3, 3, 6), _self),
-        Plan("one batch", Dims(1, 2, 2, 4, 4, 2, 2, 4)),
-        Plan("one token", Dims(2, 2, 2, 1, 1, 2, 2, 4)),
-        Plan("one head", Dims(3, 1, 1, 4, 4, 5, 5, 5)),
-        Plan("batch as long as the sequence", Dims(4, 2, 2, 4, 4, 2, 2, 4)),
-        Plan("odd sizes", Dims(3, 3, 3, 7, 7, 3, 3, 9)),
-        Plan("more keys than queries", Dims(2, 2, 2, 3, 6, 3, 3, 6)),
-        Plan("more queries than keys", Dims(2, 2, 2, 6, 3, 3, 3, 6)),
-        Plan("values with a large mean", Dims(2, 2, 2, 5, 5, 4, 4, 8), _large_mean),
-        Plan("strided cotangent", Dims(2, 2, 2, 4, 4, 4, 4, 8), _strided),
-        Plan("cotangent of stride zero", Dims(2, 2, 2, 4, 4, 4, 4, 8), _zero_stride, 1),
-        Plan("width of its own", Dims(2, 2, 2, 4, 4, 3, 3, 5)),
-        Plan("self-attention, one sequence", Dims(1, 4, 4, 9, 9, 4, 4, 16), _self, 1),
-        Plan("long sequence", Dims(2, 2, 2, 35, 35, 4, 4, 8), effort=1),
-        Plan("self-attention, long sequence", Dims(2, 4, 4, 41, 41, 8, 8, 32), _self, 1),
-        Plan("groups of heads", Dims(2, 4, 2, 5, 5, 2, 2, 8)),
-    ),
-}
+def _plans(level: str) -> tuple[Plan, ...]:
+    """The plans of a level, as ``plans.toml`` has them; a fill by the name of its function here."""
+    return tuple(
+        Plan(name, Dims(*x["sizes"]), globals()[f"_{x['fill']}"] if "fill" in x else None, x.get("effort", 0))
+        for name, x in read_toml("attngrad.auditor", "plans.toml")[level].items()
+    )
+
+
+PLANS = {level: _plans(level) for level in INPUTS}

@@ -56,13 +56,12 @@ def run_in_child(job: dict[str, Any]) -> AuditReport:
         said.close()
     if "report" in outcome:
         return AuditReport.from_json(outcome["report"])
-    name = job["target"]
     if "failed" in outcome:
-        return AuditReport(
-            name, "not audited", findings=(Finding("crash", outcome["failed"]),), traceback=outcome["traceback"]
-        )
-    told = f"it was ended after {silence:g} s without a sign." if "silence" in outcome else _ending(status)
-    return AuditReport(name, "not audited", findings=(Finding("exit", told),), traceback=last_words)
+        found, last_words = Finding("crash", outcome["failed"]), outcome["traceback"]
+    else:
+        told = f"it was ended after {silence:g} s without a sign." if "silence" in outcome else _ending(status)
+        found = Finding("exit", told)
+    return AuditReport(job["target"], "not audited", findings=(found,), traceback=last_words)
 
 
 def patience(time_limit: float, effort: str) -> float:

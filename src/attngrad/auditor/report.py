@@ -182,11 +182,7 @@ class AuditReport:
             return "WRONG: " + next(f.text for f in self.findings if f.fault)
         titles = sorted({m.title for state in self.explanations for m in state})
         names = " and ".join((", ".join(bad[:-1]), bad[-1])) if len(bad) > 1 else bad[0]
-        told = (
-            "no known mistake explains it"
-            if not titles
-            else ("; ".join(titles) if len(self.explanations) == 1 else " or ".join(titles))
-        )
+        told = ("; " if len(self.explanations) == 1 else " or ").join(titles) or "no known mistake explains it"
         return f"WRONG: {names} {'is' if len(bad) == 1 else 'are'} wrong; {told}."
 
     def facts(self, *, effort: bool = False) -> list[str]:

@@ -10,10 +10,9 @@ import numpy as np
 
 from attngrad.auditor.budget import Budget
 from attngrad.auditor.mistakes import Mistake, Variant
-from attngrad.auditor.observation import Observation
 from attngrad.auditor.pipeline import Pipeline, Undefined
 from attngrad.auditor.rounding import ENTRYWISE, EntryErrors
-from attngrad.auditor.truth import LONG
+from attngrad.auditor.truth import LONG, Observation
 from attngrad.core.arrays import NDArray
 from attngrad.testing import rms_error, rounding_bound
 

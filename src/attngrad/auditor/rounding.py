@@ -8,22 +8,25 @@ however small it is.
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any
 
 import numpy as np
 
-from attngrad.auditor.layer_steps import merge_heads, split_heads
 from attngrad.auditor.pipeline import RESULTS, Pipeline, Undefined
+from attngrad.auditor.steps import merge_heads, split_heads
 from attngrad.reference.dense import per_key_head, per_query_head, sum_to, transpose
 from attngrad.reference.modifiers import IDENTITY
 
 _PROJECTIONS = {
-    "projected": {"q": ("query", "w_q"), "k": ("key", "w_k"), "v": ("value", "w_v")},
-    "weight_gradient": {"dw_q": ("query", "dq"), "dw_k": ("key", "dk"), "dw_v": ("value", "dv")},
-    "input_gradient": {"dquery": ("dq", "w_q"), "dkey": ("dk", "w_k"), "dvalue": ("dv", "w_v")},
+    "projected": {"q": ("query", "w_q"), "k": ("key", "w_k"), "v": ("value", "w_v"), "y": ("out", "w_o")},
+    "weight_gradient": {"dw_q": ("query", "dq"), "dw_k": ("key", "dk"), "dw_v": ("value", "dv"), "dw_o": ("out", "dy")},
+    "input_gradient": {"dquery": ("dq", "w_q"), "dkey": ("dk", "w_k"), "dvalue": ("dv", "w_v"), "dout": ("dy", "w_o")},
 }
-"""What is computed alike for q, k and v, by the method that does: its two factors."""
+"""The products of the layer, by the method that has their errors: the two factors."""
+_FLAT = {"out": "merged", "dq": "dq_flat", "dk": "dk_flat", "dv": "dv_flat"}
+"""What is computed by heads, and its name with these side by side."""
+_HEADS = {"q": "num_heads", "k": "num_kv_heads", "v": "num_kv_heads", "dout": "num_heads"}
+"""What is split into heads, and how many."""
 
 
 class EntryErrors:
@@ -37,10 +40,18 @@ class EntryErrors:
         if name.startswith("__"):
             raise AttributeError(name)
         if name not in self._values:
-            projected = next((kind for kind, rows in _PROJECTIONS.items() if name in rows), None)
-            step = getattr(self, f"_{name}") if projected is None else partial(getattr(self, projected), name)
-            self._values[name] = step()
+            self._values[name] = self._found(name)
         return self._values[name]
+
+    def _found(self, name: str) -> Any:
+        kind = next((kind for kind, rows in _PROJECTIONS.items() if name in rows), None)
+        if kind is None:
+            return getattr(self, f"_{name}")()
+        if name not in _HEADS:
+            return getattr(self, kind)(*_PROJECTIONS[kind][name])
+        if not self.p.has("query"):  # only the layer computes these
+            return np.zeros(self.size(name).shape)
+        return split_heads(getattr(self, kind)(*_PROJECTIONS[kind][name]), getattr(self.p, _HEADS[name]))
 
     def size(self, name: str) -> Any:
         """|value| of a step; scales are of sums in the shapes that they should have."""
@@ -53,21 +64,31 @@ class EntryErrors:
         n = math.sqrt(a.shape[-1]) + 2.0
         return ea @ b + a @ eb + self.eps * n * (a @ b) + self.tiny
 
-    @property
-    def layered(self) -> bool:
-        """Whether q, k and v are themselves computed."""
-        return self.p.has("query")
+    # the layer
+
+    def flat(self, name: str) -> tuple[Any, Any]:
+        """The sizes of a factor of the layer, heads side by side, and its errors: none of what is given."""
+        x = self.size(_FLAT.get(name, name))
+        return x, merge_heads(getattr(self, name)) if name in _FLAT else np.zeros(x.shape)
+
+    def projected(self, x: str, w: str) -> Any:
+        """Of X W."""
+        return self.product(*self.flat(x), *self.flat(w))
+
+    def input_gradient(self, d: str, w: str) -> Any:
+        """Of dX = dQ W^T, and the like."""
+        return self.product(*self.flat(d), *map(transpose, self.flat(w)))
+
+    def weight_gradient(self, x: str, d: str) -> Any:
+        """Of dW = X^T dQ, and the like."""
+        a, ea, b, eb = (m.reshape(-1, m.shape[-1]) for m in (*self.flat(x), *self.flat(d)))
+        return self.product(transpose(a), transpose(ea), b, eb)
+
+    def _dx(self) -> Any:
+        sizes = self.size("dquery") + self.size("dkey") + self.size("dvalue")
+        return self.dquery + self.dkey + self.dvalue + 2.0 * self.eps * sizes
 
     # forward
-
-    def projected(self, name: str) -> Any:
-        """Of q, k and v: nothing, but in the layer, which computes them."""
-        if not self.layered:
-            return np.zeros(self.size(name).shape)
-        x, w = _PROJECTIONS["projected"][name]
-        a, b = self.size(x), self.size(w)
-        heads = self.p.num_heads if name == "q" else self.p.num_kv_heads
-        return split_heads(self.product(a, np.zeros(a.shape), b, np.zeros(b.shape)), heads)
 
     def per_head(self, x: Any) -> Any:
         """One for each query head."""
@@ -114,17 +135,7 @@ class EntryErrors:
         a, ea = self.kept()
         return self.product(a, ea, self.per_head(self.size("v")), self.per_head(self.v))
 
-    def _y(self) -> Any:
-        w = self.size("w_o")
-        return self.product(self.size("merged"), self.merged("out"), w, np.zeros(w.shape))
-
     # reverse
-
-    def _dout(self) -> Any:
-        if not self.layered:
-            return np.zeros(self.size("dout").shape)
-        a, b = self.size("dy"), transpose(self.size("w_o"))
-        return split_heads(self.product(a, np.zeros(a.shape), b, np.zeros(b.shape)), self.p.num_heads)
 
     def _dweights(self) -> Any:
         v, ev = self.per_head(self.size("v")), self.per_head(self.v)
@@ -178,33 +189,6 @@ class EntryErrors:
             2.0 * per_key_head(self.product(transpose(a), transpose(ea), self.size("dout"), self.dout), self.p.v)
             + self.tiny
         )
-
-    # the layer
-
-    def weight_gradient(self, name: str) -> Any:
-        """Of dW = X^T dQ, and the like for k and v."""
-        x, d = _PROJECTIONS["weight_gradient"][name]
-        a, b, eb = (m.reshape(-1, m.shape[-1]) for m in (self.size(x), self.size(f"{d}_flat"), self.merged(d)))
-        return self.product(transpose(a), np.zeros(transpose(a).shape), b, eb)
-
-    def input_gradient(self, name: str) -> Any:
-        """Of dX = dQ W^T, and the like for k and v."""
-        d, w = _PROJECTIONS["input_gradient"][name]
-        b = transpose(self.size(w))
-        return self.product(self.size(f"{d}_flat"), self.merged(d), b, np.zeros(b.shape))
-
-    def merged(self, name: str) -> Any:
-        """The errors of heads side by side."""
-        return merge_heads(getattr(self, name))
-
-    def _dw_o(self) -> Any:
-        x, ex = self.size("merged"), self.merged("out")
-        a, ea, b = (m.reshape(-1, m.shape[-1]) for m in (x, ex, self.size("dy")))
-        return self.product(transpose(a), transpose(ea), b, np.zeros(b.shape))
-
-    def _dx(self) -> Any:
-        sizes = self.size("dquery") + self.size("dkey") + self.size("dvalue")
-        return self.dquery + self.dkey + self.dvalue + 2.0 * self.eps * sizes
 
 
 class TermErrors(EntryErrors):

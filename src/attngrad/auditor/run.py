@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 
 from attngrad.auditor import objects
-from attngrad.auditor.case_options import check_options
-from attngrad.auditor.cases import EFFORTS, cases
-from attngrad.auditor.dims import FEATURES
+from attngrad.auditor.cases import EFFORTS, cases, check_options
 from attngrad.auditor.findings import report
+from attngrad.auditor.plans import FEATURES
 from attngrad.auditor.report import AuditReport, Finding
 from attngrad.auditor.session import Session
 from attngrad.auditor.targets import BadCandidate, target_of
@@ -72,17 +71,8 @@ def audit(
         target = target_of(candidate, level, wanted)
     except BadCandidate as error:
         return AuditReport(title, "not audited", findings=(Finding("crash", str(error)),), settings=settings)
-    made = list(
-        cases(
-            level,
-            options=chosen,
-            dtype=kind,
-            effort=effort,
-            seed=seed,
-            only=target.adapt,
-            plain_output=target.plain_output,
-        )
-    )
+    values: dict[str, Any] = {"options": chosen, "dtype": kind, "effort": effort, "seed": seed}
+    made = list(cases(level, **values, only=target.adapt, plain_output=target.plain_output))
     tell = progress or (lambda done, total, text: None)
     session = Session(target, kind, wanted, time_limit)
     for option in chosen if level == "attention" else ():
@@ -127,8 +117,7 @@ def _check(
         fail(ValueError, "audit", "seed", "be an integer >= 0", repr(seed))
     if check_real("audit", "time_limit", time_limit) <= 0.0:
         fail(ValueError, "audit", "time_limit", "be positive", time_limit, "It is in seconds.")
-    chosen = check_options(options)
-    return chosen, claimed, kind
+    return check_options(options), claimed, kind
 
 
 def _told(options: Mapping[str, Any]) -> str:

@@ -6,15 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from attngrad.auditor.candidate import run
+from attngrad.auditor.candidate import Call, run
 from attngrad.auditor.cases import Case
-from attngrad.auditor.dims import FEATURES
-from attngrad.auditor.observation import Observation
 from attngrad.auditor.pipeline import RESULTS
+from attngrad.auditor.plans import FEATURES
 from attngrad.auditor.report import Finding
-from attngrad.auditor.returned import Call
 from attngrad.auditor.targets import Target
-from attngrad.auditor.truth import Truth
+from attngrad.auditor.truth import Observation, Truth
 
 
 class Session:

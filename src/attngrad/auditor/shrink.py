@@ -1,4 +1,4 @@
-"""The smallest case that still fails, as code to paste."""
+"""The smallest case that still fails, found and told as code to paste."""
 
 from __future__ import annotations
 
@@ -10,8 +10,13 @@ import numpy as np
 
 from attngrad.auditor.budget import Budget
 from attngrad.auditor.cases import Case
-from attngrad.auditor.dims import AXES, Dims
+from attngrad.auditor.plans import AXES, Dims
+from attngrad.auditor.report import symbol
+from attngrad.auditor.session import Session
+from attngrad.auditor.truth import Truth
 from attngrad.core.arrays import NDArray
+from attngrad.core.dtypes import BFLOAT16
+from attngrad.core.options import OPTION_NAMES
 
 
 def _cut(x: NDArray, axes: tuple[str, ...], n: Dims) -> NDArray:
@@ -36,14 +41,17 @@ def cut(case: Case, n: Dims) -> Case:
     return Case(case.name, n, arrays, options)
 
 
+def _fewer(size: int, *tried: int) -> list[int]:
+    return sorted(set(tried) & set(range(1, size)))
+
+
 def _smaller(n: Dims) -> Iterator[Dims]:
     """Sizes to try, the boldest first."""
-    square = n.t == n.s
-    for t in sorted({1, 2, 3, n.t // 2, n.t - 1} & set(range(1, n.t))):
-        if square:
+    for t in _fewer(n.t, 1, 2, 3, n.t // 2, n.t - 1):
+        if n.t == n.s:
             yield replace(n, t=t, s=t)
         yield replace(n, t=t)
-    for s in sorted({1, 2, 3, n.s // 2, n.s - 1} & set(range(1, n.s))):
+    for s in _fewer(n.s, 1, 2, 3, n.s // 2, n.s - 1):
         yield replace(n, s=s)
     for b in range(1, n.b):
         yield replace(n, b=b)
@@ -53,13 +61,12 @@ def _smaller(n: Dims) -> Iterator[Dims]:
     if n.hk == 1:
         for hq in range(1, n.hq):
             yield _modelled(replace(n, hq=hq), n)
-    for d in sorted({1, 2, n.d // 2} & set(range(1, n.d))):
+    for d in _fewer(n.d, 1, 2, n.d // 2):
         yield _modelled(replace(n, d=d, e=d) if n.d == n.e else replace(n, d=d), n)
-    for e in sorted({1, 2, n.e // 2} & set(range(1, n.e))):
-        if n.d != n.e:
-            yield replace(n, e=e)
+    for e in _fewer(n.e, 1, 2, n.e // 2) if n.d != n.e else ():
+        yield replace(n, e=e)
     if n.model is not None and n.model != n.inner:
-        for model in sorted({1, 2, n.model // 2} & set(range(1, n.model))):
+        for model in _fewer(n.model, 1, 2, n.model // 2):
             yield replace(n, model=model)
 
 
@@ -89,3 +96,69 @@ def shrink(case: Case, fails: Callable[[Case], bool], budget: Budget) -> Case:
         if fails(candidate):
             return candidate
     return case
+
+
+def smallest_case(session: Session, name: str, budget: Budget) -> str:
+    """The smallest case that still fails in the result ``name``, as code."""
+    target = session.target
+    bad = [o for o in session.observations if name in o.judgements and not o.judgements[name].right]
+    start = min(bad, key=lambda o: o.size)
+    kind = start.judgements[name].kind
+    last: dict[str, Any] = {}
+
+    def fails(case: Case) -> bool:
+        if target.adapt is not None and target.adapt(case.dims) != case.dims:
+            return False  # an object has sizes of its own
+        call = session.call(case)
+        truth = Truth(case, session.dtype)
+        if name not in call.results or truth.value(name) is None:
+            return False
+        judged = truth.judge(name, call.results[name])
+        if judged.kind != kind or (kind == "wrong" and judged.error < 1e-3 * start.judgements[name].error):
+            return False
+        last["judged"], last["actual"], last["truth"] = judged, call.results[name], truth.value(name)
+        return True
+
+    case = shrink(start.truth.case, fails, budget)
+    fails(case)
+    comment = f"{symbol(name)} is wrong here (the case '{case.name}', shrunk)."
+    if "truth" in last:
+        got, truth = last["actual"].astype(np.float64), last["truth"].astype(np.float64)
+        with np.printoptions(precision=6, threshold=24, linewidth=100):
+            comment += f"\n{name} should be\n{truth}\nbut it is\n{got}"
+    n = case.dims
+    text = target.code.replace("{heads}", str(n.hq)).replace("{kv_heads}", str(n.hk)).replace("{model}", str(n.model))
+    return as_code(case, target.arguments, text, target.keywords, comment)
+
+
+def _literal(x: NDArray) -> str:
+    if x.dtype.kind in "biu":
+        return f"np.array({x.tolist()})"
+    listed = np.array2string(
+        x.astype(np.float64), separator=", ", threshold=10**6, floatmode="unique", max_line_width=110
+    )
+    listed = listed.replace("inf", "np.inf").replace("nan", "np.nan")
+    module = "ml_dtypes" if x.dtype == BFLOAT16 else "np"
+    return f"np.array({listed}, dtype={module}.{x.dtype})"
+
+
+def as_code(case: Case, wanted: tuple[str, ...], call: str, option_names: tuple[str, ...], comment: str) -> str:
+    """A script that makes the case and calls the candidate."""
+    lines = ["import numpy as np"]
+    if any(x.dtype == BFLOAT16 for x in case.arrays.values()):
+        lines.append("import ml_dtypes")
+    lines += [f"# {line}" for line in comment.splitlines()]
+    lines += [f"{name} = {_literal(case.arrays[name])}" for name in wanted if name in case.arrays]
+    passed = ""
+    for name, value in case.options.items():
+        if name not in OPTION_NAMES or name not in option_names:
+            continue
+        if isinstance(value, np.ndarray):
+            lines.append(f"{name} = {_literal(value)}")
+            passed += f", {name}={name}"
+        elif isinstance(value, tuple) and any(isinstance(x, np.ndarray) for x in value):
+            passed += f", {name}=({', '.join(map(_literal, value))})"
+        else:
+            passed += f", {name}={value!r}"
+    lines.append(call.format(options=passed))
+    return "\n".join(lines) + "\n"

@@ -2,16 +2,79 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from attngrad.auditor import objects
-from attngrad.auditor.arguments import QKV, Caller, arrays_in, fresh, parameters_of, taken
-from attngrad.auditor.cases import Case
-from attngrad.auditor.dims import INPUTS, Dims
+from attngrad.auditor.cases import Caller, Case
+from attngrad.auditor.plans import INPUTS, Dims
 from attngrad.core.arrays import NDArray
 from attngrad.core.options import OPTION_NAMES
+
+QKV = ("q", "k", "v", "dout")
+
+
+class Parameters(NamedTuple):
+    """The parameters that must be given by position; those that can be by keyword; whether any can (``**``)."""
+
+    required: tuple[str, ...] = QKV
+    keywords: frozenset[str] = frozenset()
+    everything: bool = False
+    names: tuple[str, ...] = ()
+    """All of them; with ``**``, those of the options."""
+
+
+def parameters_of(candidate: Any) -> Parameters:
+    """The parameters of a candidate; where it has no signature that could be read, (q, k, v, dout)."""
+    try:
+        found = inspect.signature(candidate).parameters.values()
+    except (TypeError, ValueError):
+        return Parameters()
+    kinds = inspect.Parameter
+    required: tuple[str, ...] = ()
+    keywords, everything = set(), False
+    for p in found:
+        if p.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD) and p.default is kinds.empty:
+            required += (p.name,)
+        elif p.kind in (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY):
+            keywords.add(p.name)
+        elif p.kind is kinds.VAR_POSITIONAL and not required:
+            required = QKV
+        elif p.kind is kinds.VAR_KEYWORD:
+            everything = True
+    names = tuple(OPTION_NAMES) if everything else tuple(p.name for p in found)
+    return Parameters(required, frozenset(keywords), everything, names)
+
+
+def fresh(x: NDArray) -> NDArray:
+    """A writable copy with the same strides in kind: zero strides and axis order are part of the case."""
+    if x.size and 0 in x.strides:
+        shape = tuple(1 if s == 0 else n for n, s in zip(x.shape, x.strides, strict=True))
+        small = np.array(x[tuple(slice(0, n) for n in shape)])
+        strides = tuple(0 if s == 0 else t for s, t in zip(x.strides, small.strides, strict=True))
+        return np.lib.stride_tricks.as_strided(small, x.shape, strides)
+    return np.array(x, order="K")
+
+
+def taken(options: Mapping[str, Any], names: frozenset[str], everything: bool) -> dict[str, Any]:
+    """The options that a candidate takes, their arrays as copies of its own."""
+
+    def own(x: Any) -> Any:
+        return fresh(x) if isinstance(x, np.ndarray) else tuple(map(own, x)) if isinstance(x, tuple) else x
+
+    return {name: own(x) for name, x in options.items() if everything or name in names}
+
+
+def arrays_in(options: Mapping[str, Any]) -> dict[str, NDArray]:
+    """The arrays among the options, those of a pair as ``segments[0]``."""
+    found = {name: x for name, x in options.items() if isinstance(x, np.ndarray)}
+    pairs = ((name, x) for name, x in options.items() if isinstance(x, tuple))
+    return found | {f"{name}[{i}]": y for name, x in pairs for i, y in enumerate(x) if isinstance(y, np.ndarray)}
+
 
 _NAMES = {
     "q": ("q", "query", "queries"),
@@ -24,13 +87,10 @@ _NAMES = {
     "dout_dot": ("dout_dot", "do_dot"),
 }
 _ALIASES = {alias: name for name, aliases in _NAMES.items() for alias in aliases}
-_BY_COUNT = {
-    3: ("q", "k", "v"),
-    4: ("q", "k", "v", "dout"),
-    6: ("q", "k", "v", "q_dot", "k_dot", "v_dot"),
-    7: ("q", "k", "v", "dout", "q_dot", "k_dot", "v_dot"),
-    8: ("q", "k", "v", "dout", "q_dot", "k_dot", "v_dot", "dout_dot"),
-}
+_TANGENTS = ("q_dot", "k_dot", "v_dot")
+_PAIRS = {"primals": QKV[:3], "tangents": _TANGENTS}
+_ORDERS = (QKV[:3], QKV, (*QKV[:3], *_TANGENTS), (*QKV, *_TANGENTS), (*QKV, *_TANGENTS, "dout_dot"))
+_BY_COUNT = {len(names): names for names in _ORDERS}
 LAYER_ARGUMENTS = (*INPUTS["layer"], "num_heads")
 
 
@@ -62,9 +122,6 @@ def target_of(candidate: Any, level: str, supports: frozenset[str]) -> Target:
     if level == "attention":
         return _attention(candidate)
     return _object(candidate) if objects.is_layer_object(candidate) else _layer(candidate, supports)
-
-
-_PAIRS = {"primals": ("q", "k", "v"), "tangents": ("q_dot", "k_dot", "v_dot")}
 
 
 def _attention(candidate: Any) -> Target:

@@ -18,7 +18,7 @@ of them dQ and dK of one key.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -26,7 +26,7 @@ import ml_dtypes
 import numpy as np
 
 from attngrad.auditor.cases import Case
-from attngrad.auditor.mistakes._entry import delta_from_weights, weights_from_lse
+from attngrad.auditor.mistakes import delta_from_weights, weights_from_lse
 from attngrad.auditor.pipeline import SECOND, TANGENT, Override, Pipeline, Undefined
 from attngrad.auditor.rounding import ENTRYWISE, EntryErrors, TermErrors
 from attngrad.core.arrays import NDArray
@@ -108,13 +108,10 @@ def epsilon(dtype: Any) -> tuple[float, float]:
 
 def rms_bound(pipelines: list[Pipeline], name: str, truth: NDArray, eps: float) -> float:
     """The bound on the RMS error, by the worst of the straightforward computations."""
-    bounds = []
-    for p in pipelines:
-        naive = getattr(p, name)
-        seen = np.isfinite(truth.astype(np.float64))
-        if not seen.any():
-            return 0.0
-        bounds.append(rounding_bound(naive[seen], truth[seen], eps))
+    seen = np.isfinite(truth.astype(np.float64))
+    if not seen.any():
+        return 0.0
+    bounds = [rounding_bound(getattr(p, name)[seen], truth[seen], eps) for p in pipelines]
     return max((b for b in bounds if np.isfinite(b)), default=float("inf"))
 
 
@@ -238,3 +235,21 @@ class Truth:
         where = tuple(int(i) for i in np.unravel_index(np.argmax(by), by.shape))
         error = float(abs(a[where] - b[where])) / unit
         return Judgement(kind, error, rms, bound, where, float(a[where]), float(b[where]), detail)
+
+
+@dataclass
+class Observation:
+    """What a candidate returned in one case, and how it was judged."""
+
+    truth: Truth
+    results: dict[str, NDArray]
+    judgements: dict[str, Judgement] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, actual in self.results.items():
+            self.judgements[name] = self.truth.judge(name, actual)
+
+    @property
+    def size(self) -> int:
+        """The number of scores: small cases are tried first."""
+        return int(np.prod(self.truth.case.dims.scores))

@@ -8,11 +8,10 @@ that turns with d (RoPE). Numbers are those of docs/notation.md.
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterable, Set
-from importlib import resources
 from typing import NamedTuple
 
+from attngrad.core.files import read_toml
 from attngrad.reference.table import STEPS, symbols
 
 
@@ -39,7 +38,7 @@ STAGES = {
 def _read() -> tuple[Rule, ...]:
     stage_of = {symbol: stage for stage in STAGES for symbol in symbols((stage,)).values()}
     number = {step.symbol: step.number for step in STEPS.values()}
-    table = tomllib.loads(resources.files(__package__).joinpath("rules.toml").read_text("utf-8"))
+    table = read_toml("attngrad.explain", "rules.toml")
     return tuple(Rule(n, number[n] if "entry" in row else "", stage_of[n], **row) for n, row in table.items())
 
 

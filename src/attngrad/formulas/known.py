@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
-from importlib import resources
 
+from attngrad.core.files import read_toml
 from attngrad.formulas.parser import parse
 from attngrad.formulas.tree import Equation, Expression, Symbol, names, renamed, symbol_text
 
@@ -22,7 +21,7 @@ class Mistake:
 
 def _read() -> tuple[dict[str, tuple[str, ...]], tuple[Mistake, ...]]:
     """Both tables; a wrong formula for dS is one for dQ and dK, too, and one that is right for dS is right for dZ."""
-    table = tomllib.loads(resources.files(__package__).joinpath("known.toml").read_text("utf-8"))
+    table = read_toml("attngrad.formulas", "known.toml")
     right = {name: tuple(forms) for name, forms in table["right"].items()}
     wrong = [Mistake(**row) for row in table["wrong"]]
     wrong += [

@@ -6,17 +6,15 @@ A formula can say nothing else.
 from __future__ import annotations
 
 import difflib
-import tomllib
-from importlib import resources
+
+from attngrad.core.files import read_toml
 
 Dims = tuple[str, ...]
 
 ONE = "1"
 SCALAR: Dims = (ONE, ONE)
 
-_WORDS: dict[str, dict[str, str]] = tomllib.loads(
-    resources.files(__package__).joinpath("symbols.toml").read_text("utf-8")
-)
+_WORDS: dict[str, dict[str, str]] = read_toml("attngrad.formulas", "symbols.toml")
 SHAPES, LAYER, SIZED = (
     {name: tuple(dims.split()) for name, dims in _WORDS[part].items()} for part in ("shapes", "layer", "sized")
 )

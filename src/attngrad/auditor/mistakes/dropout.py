@@ -8,27 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from attngrad.auditor.mistakes._entry import Base, Variant, Wild, need, reading, way
-from attngrad.auditor.pipeline import Pipeline
+from attngrad.auditor.mistakes import Base, Variant, Wild, reading, way, where
+from attngrad.auditor.pipeline import Override, Pipeline
 
 
-def _one_minus_rate(p: Pipeline) -> Any:
-    need(p.dropout)
+def _kept(p: Pipeline) -> Any:
+    """1 - rate."""
     return p.c(1.0 - p.dropout)
 
 
-def _all_kept(p: Pipeline, base: Base) -> Any:
-    need(p.dropout)
-    return np.ones_like(base())
+def _where_dropped(step: Override) -> Override:
+    return where(lambda p: p.dropout, step)
 
 
-def _next_seed(p: Pipeline, base: Base) -> Any:
-    need(p.dropout)
-    return p.redo("keep", seed=p.seed + 1)
-
-
-def _bare(p: Pipeline, base: Base) -> Any:
-    return base() * _one_minus_rate(p)
+_BARE = _where_dropped(lambda p, base: base() * _kept(p))
 
 
 def _other_mask(p: Pipeline, returned: Mapping[str, Any]) -> Any:
@@ -46,25 +39,24 @@ def _other_mask(p: Pipeline, returned: Mapping[str, Any]) -> Any:
 
 def _fitted_mask(p: Pipeline, base: Base) -> Any:
     """The mask that was found; open where none could be."""
-    need(p.dropout)
     return base() * p.c(Wild) if p.fitted is None else p.c(p.fitted)
 
 
 VARIANTS = {
     "dropout-mask-not-reused": (
-        way("no mask in the backward", keep_back=lambda p, base: p.c(_all_kept(p, base))),
+        way("no mask in the backward", keep_back=_where_dropped(lambda p, base: p.c(np.ones_like(base())))),
         way(
             "only its factor in the backward",
-            keep_back=lambda p, base: p.c(_all_kept(p, base)) / _one_minus_rate(p),
+            keep_back=_where_dropped(lambda p, base: p.c(np.ones_like(base())) / _kept(p)),
         ),
         way("no mask in dV", **reading("dv_heads", keep_back=lambda p: None)),
         way("no mask in dA", **reading("dweights", keep_back=lambda p: None)),
-        way("the mask of the next seed", keep_back=_next_seed),
-        Variant({"keep_back": _fitted_mask}, "another mask in the backward", fit=_other_mask),
+        way("the mask of the next seed", keep_back=_where_dropped(lambda p, base: p.redo("keep", seed=p.seed + 1))),
+        Variant({"keep_back": _where_dropped(_fitted_mask)}, "another mask in the backward", fit=_other_mask),
     ),
     "dropout-not-rescaled": (
-        way("in both passes", keep=_bare),
-        way("in the forward pass", keep=_bare, keep_back=lambda p, base: base() / _one_minus_rate(p)),
-        way("in the backward pass", keep_back=_bare),
+        way("in both passes", keep=_BARE),
+        way("in the forward pass", keep=_BARE, keep_back=_where_dropped(lambda p, base: base() / _kept(p))),
+        way("in the backward pass", keep_back=_BARE),
     ),
 }

@@ -7,21 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from attngrad.auditor.mistakes._entry import Base, Variant, need, way
+from attngrad.auditor.mistakes import Variant, way, where
 from attngrad.auditor.pipeline import Override, Pipeline
+
+
+def _where_grouped(step: Override) -> Override:
+    return where(lambda p: p.group > 1, step)
 
 
 def _each(step: Callable[[Pipeline, Any], Any]) -> tuple[Variant, ...]:
     """dK and dV made by ``step`` from those of the query heads, (B, Hq, S, ...)."""
-
-    def made(name: str) -> Override:
-        def gradient(p: Pipeline, base: Base) -> Any:
-            need(p.group > 1)
-            return step(p, getattr(p, f"{name}_heads"))
-
-        return gradient
-
-    dk, dv = made("dk"), made("dv")
+    dk = _where_grouped(lambda p, base: step(p, p.dk_heads))
+    dv = _where_grouped(lambda p, base: step(p, p.dv_heads))
     return way("in dK and dV", dk_made=dk, dv_made=dv), way("in dK", dk_made=dk), way("in dV", dv_made=dv)
 
 
@@ -30,38 +27,26 @@ def _grouped(p: Pipeline, x: Any) -> Any:
     return x.reshape(x.shape[0], -1, p.group, *x.shape[2:])
 
 
-def _tiled(x: Any, p: Pipeline) -> Any:
-    need(p.group > 1)
-    return np.tile(x, (1, p.group, 1, 1))
-
-
-_READ: dict[str, Override] = {"k_heads": lambda p, base: _tiled(p.k, p), "v_heads": lambda p, base: _tiled(p.v, p)}
+_READ = {
+    "k_heads": _where_grouped(lambda p, base: np.tile(p.k, (1, p.group, 1, 1))),
+    "v_heads": _where_grouped(lambda p, base: np.tile(p.v, (1, p.group, 1, 1))),
+}
 _SUMMED = _each(lambda p, x: x.reshape(x.shape[0], p.group, -1, *x.shape[2:]).sum(axis=1))[0].steps
 """By h % Hk: how query heads read K and V, and how their gradients are summed."""
 
 
-def _plain_split(x: Any, heads: int) -> Any:
-    batch, tokens, width = x.shape
-    return x.reshape(batch, heads, tokens, width // heads)
-
-
-def _plain_merge(x: Any) -> Any:
-    batch, heads, tokens, width = x.shape
-    return x.reshape(batch, tokens, heads * width)
-
-
-def _interleaved_split(x: Any, heads: int) -> Any:
-    batch, tokens, width = x.shape
-    return x.reshape(batch, tokens, width // heads, heads).transpose(0, 3, 1, 2)
-
-
-def _interleaved_merge(x: Any) -> Any:
-    batch, heads, tokens, width = x.shape
-    return x.transpose(0, 2, 3, 1).reshape(batch, tokens, heads * width)
-
-
-def _is(function: Any) -> Override:
+def _is(function: Callable[..., Any]) -> Override:
     return lambda p, base: function
+
+
+_SPLIT, _MERGE = (
+    _is(lambda x, heads: x.reshape(len(x), heads, x.shape[1], -1)),
+    _is(lambda x: x.reshape(len(x), x.shape[2], -1)),
+)
+_INTERLEAVED_SPLIT, _INTERLEAVED_MERGE = (
+    _is(lambda x, heads: x.reshape(*x.shape[:2], -1, heads).transpose(0, 3, 1, 2)),
+    _is(lambda x: x.transpose(0, 2, 3, 1).reshape(len(x), x.shape[2], -1)),
+)
 
 
 VARIANTS = {
@@ -78,20 +63,20 @@ VARIANTS = {
         way("in summing dK and dV", **_SUMMED),
     ),
     "heads-split-without-transpose": (
-        way("in both passes", split=_is(_plain_split), merge_back=_is(_plain_merge)),
-        way("in the forward pass", split=_is(_plain_split)),
-        way("in the backward pass", split_back=_is(_plain_split)),
-        way("everywhere", split=_is(_plain_split), split_back=_is(_plain_split)),
-        way("features interleaved", split=_is(_interleaved_split), merge_back=_is(_interleaved_merge)),
-        way("features interleaved, forward", split=_is(_interleaved_split)),
-        way("features interleaved, backward", split_back=_is(_interleaved_split)),
+        way("in both passes", split=_SPLIT, merge_back=_MERGE),
+        way("in the forward pass", split=_SPLIT),
+        way("in the backward pass", split_back=_SPLIT),
+        way("everywhere", split=_SPLIT, split_back=_SPLIT),
+        way("features interleaved", split=_INTERLEAVED_SPLIT, merge_back=_INTERLEAVED_MERGE),
+        way("features interleaved, forward", split=_INTERLEAVED_SPLIT),
+        way("features interleaved, backward", split_back=_INTERLEAVED_SPLIT),
     ),
     "heads-merged-without-transpose": (
-        way("in both passes", merge=_is(_plain_merge), split_back=_is(_plain_split)),
-        way("in the forward pass", merge=_is(_plain_merge)),
-        way("in the backward pass", merge_back=_is(_plain_merge)),
-        way("everywhere", merge=_is(_plain_merge), merge_back=_is(_plain_merge)),
-        way("features interleaved", merge=_is(_interleaved_merge), split_back=_is(_interleaved_split)),
-        way("features interleaved, backward", merge_back=_is(_interleaved_merge)),
+        way("in both passes", merge=_MERGE, split_back=_SPLIT),
+        way("in the forward pass", merge=_MERGE),
+        way("in the backward pass", merge_back=_MERGE),
+        way("everywhere", merge=_MERGE, merge_back=_MERGE),
+        way("features interleaved", merge=_INTERLEAVED_MERGE, split_back=_INTERLEAVED_SPLIT),
+        way("features interleaved, backward", merge_back=_INTERLEAVED_MERGE),
     ),
 }

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from attngrad.auditor.layer_steps import outer, per_token
-from attngrad.auditor.mistakes._entry import Base, Variant, need, only, way
+from attngrad.auditor.mistakes import Base, Variant, need, only, way
 from attngrad.auditor.pipeline import Override, Pipeline
+from attngrad.auditor.steps import outer, per_token
 from attngrad.reference.dense import matmul, transpose
 
 _PARTS = {
@@ -50,10 +50,6 @@ def _dw(note: str, gradient: Callable[[Pipeline, Any, Any], Any]) -> Variant:
 
 def _untransposed(p: Pipeline, base: Base) -> Any:
     return lambda dx, w: per_token(dx, _square(w))
-
-
-def _zero(p: Pipeline, base: Base) -> Any:
-    return base() * p.c(0.0)
 
 
 def _without(names: tuple[str, ...]) -> Override:
@@ -100,7 +96,7 @@ VARIANTS = {
         variant
         for names in (("dquery",), ("dkey",), ("dvalue",), ("dkey", "dvalue"), ("dquery", "dvalue"))
         for variant in (
-            way(f"{' and '.join(names)} zero", **dict.fromkeys(names, _zero)),
+            way(f"{' and '.join(names)} zero", **dict.fromkeys(names, lambda p, base: base() * p.c(0.0))),
             way(f"dx without {' and '.join(names)}", dx=_without(names)),
         )
     ),

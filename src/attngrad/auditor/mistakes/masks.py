@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from attngrad.auditor.mistakes._entry import Base, Variant, delta_from_weights, need, way, weights_from_lse
+from attngrad.auditor.mistakes import Base, Variant, delta_from_weights, need, way, weights_from_lse, where
 from attngrad.auditor.pipeline import Override, Pipeline
 from attngrad.reference.dense import rowsum, zero_hidden
 
@@ -20,11 +20,7 @@ def _softmax(p: Pipeline, scores: Any, visible: Any) -> Any:
 
 
 def _shifted(by: int) -> Override:
-    def position(p: Pipeline, base: Base) -> Any:
-        need(p.causal)
-        return base() + by
-
-    return position
+    return where(lambda p: p.causal, lambda p, base: base() + by)
 
 
 def _other_alignment(p: Pipeline, base: Base) -> Any:
@@ -53,20 +49,16 @@ def _backward_only(**changed: Callable[[Pipeline], Any]) -> tuple[Variant, Varia
     )
 
 
-def _ignored(p: Pipeline) -> None:
-    """An option that is not looked at."""
-
-
 def _sees_all(p: Pipeline, base: Base) -> Any:
     return np.ones_like(base())
 
 
-def _after_softmax(p: Pipeline, base: Base) -> Any:
-    return zero_hidden(_unmasked(p), p.visible)
-
-
 def _unmasked(p: Pipeline) -> Any:
     return _softmax(p, p.scores_unmasked, np.ones_like(p.visible))
+
+
+def _after_softmax(p: Pipeline, base: Base) -> Any:
+    return zero_hidden(_unmasked(p), p.visible)
 
 
 def _after_softmax_gradient(p: Pipeline, base: Base) -> Any:
@@ -78,14 +70,11 @@ def _after_softmax_gradient(p: Pipeline, base: Base) -> Any:
 
 def _filled(value: float, **backward: Override) -> dict[str, Override]:
     """Masked scores that are ``value`` and take part in the softmax."""
-
-    def scores(p: Pipeline, base: Base) -> Any:
-        return np.where(p.visible, p.scores_unmasked, p.c(value))
-
-    def normaliser(p: Pipeline, base: Base) -> Any:
-        return p.redo("normaliser", visible=np.ones_like(p.visible))
-
-    return {"scores": scores, "normaliser": normaliser, **backward}
+    return {
+        "scores": lambda p, base: np.where(p.visible, p.scores_unmasked, p.c(value)),
+        "normaliser": lambda p, base: p.redo("normaliser", visible=np.ones_like(p.visible)),
+        **backward,
+    }
 
 
 def _blind(p: Pipeline) -> Any:
@@ -127,7 +116,7 @@ VARIANTS = {
     "mask-ignored-in-backward": tuple(
         variant
         for names in (("causal", "band", "mask"), ("mask",), ("causal",), ("band",))
-        for variant in _backward_only(**dict.fromkeys(names, _ignored))
+        for variant in _backward_only(**dict.fromkeys(names, lambda p: None))  # options that are not looked at
     ),
     "mask-after-softmax": (
         way("", weights=_after_softmax),

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from attngrad.auditor.mistakes._entry import Base, need, only, way
-from attngrad.auditor.pipeline import Pipeline
+from attngrad.auditor.mistakes import Base, need, only, way, where
+from attngrad.auditor.pipeline import Override, Pipeline
 from attngrad.reference.dense import sum_over, sum_to
 
 
@@ -22,22 +22,15 @@ def _averaged(p: Pipeline, base: Base) -> Any:
     return total / p.c(p.dscores.size // total.size)
 
 
-def _unreduced(p: Pipeline, base: Base) -> Any:
-    need(p.bias is not None)
-    return p.dscores
-
-
-def _partly_reduced(p: Pipeline, base: Base) -> Any:
-    """Summed over the batch axis alone, or over heads alone."""
-    need(p.bias is not None and p.bias.ndim < 4)
-    return sum_over(p.dscores, 0)
-
-
 def _batch_kept(p: Pipeline, base: Base) -> Any:
     """Summed over all of them but the batch axis, as four axes."""
-    need(p.bias is not None)
     sizes = (1,) * (4 - p.bias.ndim) + p.bias.shape
     return sum_to(p.dscores, (p.dscores.shape[0], *sizes[1:]))
+
+
+def _where_biased(step: Override, most: int = 4) -> Override:
+    """``step``, where there is a bias, of at most so many axes."""
+    return where(lambda p: p.bias is not None and p.bias.ndim <= most, step)
 
 
 VARIANTS = {
@@ -55,9 +48,9 @@ VARIANTS = {
         way("1 - (Z/c)^2", slope_back=lambda p, base: p.c(1.0) - (p.z / p.c(p.softcap)) ** 2),
     ),
     "bias-gradient-not-reduced": (
-        way("over none", dbias=_unreduced),
-        way("over the batch only", dbias=_partly_reduced),
-        way("over all but the batch", dbias=_batch_kept),
+        way("over none", dbias=_where_biased(lambda p, base: p.dscores)),
+        way("over the batch only", dbias=_where_biased(lambda p, base: sum_over(p.dscores, 0), most=3)),
+        way("over all but the batch", dbias=_where_biased(_batch_kept)),
     ),
     "bias-gradient-averaged": only(dbias=_averaged),
     "bias-gradient-scaled": only(dbias=lambda p, base: p.c(p.scale_value) * base()),

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from attngrad.auditor.mistakes._entry import need, only, reading, way
+from attngrad.auditor.mistakes import need, only, reading, way
 from attngrad.auditor.pipeline import Pipeline
 from attngrad.reference.dense import drop, transpose
 

@@ -7,23 +7,20 @@ from typing import Any
 
 import numpy as np
 
-from attngrad.auditor.mistakes._entry import Variant, only, way
-from attngrad.auditor.pipeline import Override, Pipeline
-
-Scale = Callable[[Pipeline, Any], Any]
+from attngrad.auditor.mistakes import Variant, only, way
+from attngrad.auditor.pipeline import Pipeline
 
 
-def _everywhere(wrong: Scale, *, single: bool) -> tuple[Variant, ...]:
+def _everywhere(wrong: Callable[[Pipeline, Any], Any], *, single: bool) -> tuple[Variant, ...]:
     """The wrong scale in both passes, in one of them, or (``single``) in one gradient."""
 
     def step(p: Pipeline, base: Callable[[], Any]) -> Any:
         return wrong(p, base())
 
-    both: dict[str, Override] = {"scale_dq": step, "scale_dk": step}
     found = [
         way("in both passes", scale_value=step),
         way("in the forward pass", scale_z=step),
-        way("in dQ and dK", **both),
+        way("in dQ and dK", scale_dq=step, scale_dk=step),
     ]
     if single:
         found += [way("in dQ", scale_dq=step), way("in dK", scale_dk=step)]

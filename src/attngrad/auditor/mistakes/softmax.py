@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from attngrad.auditor.mistakes._entry import (
+from attngrad.auditor.mistakes import (
     Base,
     Variant,
     Wild,
@@ -22,10 +22,6 @@ from attngrad.auditor.mistakes._entry import (
 )
 from attngrad.auditor.pipeline import Override, Pipeline
 from attngrad.reference.dense import matmul, rowsum, transpose, zero_hidden
-
-
-def _hidden(p: Pipeline, x: Any) -> Any:
-    return zero_hidden(x, p.visible_back)
 
 
 def _product(p: Pipeline) -> Any:
@@ -54,7 +50,7 @@ def _row_as_column(p: Pipeline) -> Any:
 
 def _matrix(p: Pipeline, base: Base) -> Any:
     a = p.weights_back
-    return _hidden(p, _product(p) - matmul(matmul(a, transpose(p.dweights)), a))
+    return zero_hidden(_product(p) - matmul(matmul(a, transpose(p.dweights)), a), p.visible_back)
 
 
 def _softmax_over(axis: int, exp: Callable[[Any], Any] = np.exp) -> Override:
@@ -77,11 +73,6 @@ def _base_2(p: Pipeline, base: Base) -> Any:
     return base() * p.c(1 / np.log(np.longdouble(2)))
 
 
-def _without_max(p: Pipeline, base: Base) -> Any:
-    _, _, _, top = p.normaliser
-    return base() - top
-
-
 def _overflowing(p: Pipeline) -> Any:
     """The rows where exp(s), summed in the dtype of the candidate, is not finite."""
     with np.errstate(all="ignore"):
@@ -91,12 +82,9 @@ def _overflowing(p: Pipeline) -> Any:
     return rows
 
 
-def _overflown_weights(p: Pipeline, base: Base) -> Any:
-    return np.where(_overflowing(p)[..., None], p.c(Wild), base())
-
-
-def _overflown_lse(p: Pipeline, base: Base) -> Any:
-    return np.where(_overflowing(p), p.c(Wild), base())
+def _overflown(axes: tuple[Any, ...]) -> Override:
+    """Open in these rows, whose ``axes`` are those of a step."""
+    return lambda p, base: np.where(_overflowing(p)[axes], p.c(Wild), base())
 
 
 VARIANTS = {
@@ -115,7 +103,9 @@ VARIANTS = {
     ),
     "row-term-matrix-product": only(dscores=_matrix),
     "dweights-for-dscores": only(dscores=lambda p, base: p.dweights),
-    "softmax-diagonal-only": only(dscores=lambda p, base: _hidden(p, _product(p) * (p.c(1.0) - p.weights_back))),
+    "softmax-diagonal-only": only(
+        dscores=lambda p, base: zero_hidden(_product(p) * (p.c(1.0) - p.weights_back), p.visible_back)
+    ),
     "softmax-wrong-axis": (
         way("over the queries", weights=_softmax_over(-2), delta=delta_from_weights),
         way("over the queries, delta from out", weights=_softmax_over(-2)),
@@ -131,6 +121,6 @@ VARIANTS = {
         way("softmax by 2^S", weights=_softmax_over(-1, np.exp2)),
         way("softmax by 2^S, delta from the weights", weights=_softmax_over(-1, np.exp2), delta=delta_from_weights),
     ),
-    "lse-without-max": only(lse=_without_max),
-    "softmax-overflow": (Variant({"weights": _overflown_weights, "lse": _overflown_lse}, wild=True),),
+    "lse-without-max": only(lse=lambda p, base: base() - p.normaliser[3]),
+    "softmax-overflow": (Variant({"weights": _overflown((..., None)), "lse": _overflown((...,))}, wild=True),),
 }

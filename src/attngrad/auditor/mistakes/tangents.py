@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attngrad.auditor.mistakes._entry import only, way, without
+from attngrad.auditor.mistakes import only, way, without
 
 _DQ, _DK = without("dq_dot", "k_dot_heads"), without("dk_dot", "q_dot_seen")
 

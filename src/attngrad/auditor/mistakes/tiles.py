@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from attngrad.auditor.mistakes._entry import Base, Variant, Wild, need, way
+from attngrad.auditor.mistakes import Base, Variant, Wild, need, way
 from attngrad.auditor.pipeline import Override, Pipeline
 from attngrad.reference.dense import rowsum, zero_hidden
 
@@ -47,20 +48,28 @@ def _overwritten_variants(tile: int) -> tuple[Variant, ...]:
     )
 
 
-def _chunks(p: Pipeline, size: int | None, parts: int | None) -> list[slice]:
-    keys = p.k.shape[-2]
-    step = size if size is not None else -(-keys // (parts or 1))
-    need(keys > step)
-    return [slice(start, min(start + step, keys)) for start in range(0, keys, step)]
+Chunks = Callable[[Pipeline], list[slice]]
 
 
-def _delta_by_chunk(size: int | None, parts: int | None, local: bool) -> Override:
+def _chunked(step: Callable[[int], int]) -> Chunks:
+    """The keys in chunks, as long as ``step`` says of their number."""
+
+    def chunks(p: Pipeline) -> list[slice]:
+        keys = p.k.shape[-2]
+        size = step(keys)
+        need(keys > size)
+        return [slice(start, min(start + size, keys)) for start in range(0, keys, size)]
+
+    return chunks
+
+
+def _delta_by_chunk(chunks: Chunks, local: bool) -> Override:
     """Each chunk of keys subtracts its own part of delta; ``local``: that of its own softmax."""
 
     def dscores(p: Pipeline, base: Base) -> Any:
         a, dp = p.weights_back, p.dweights
         ds = np.empty_like(a)
-        for keys in _chunks(p, size, parts):
+        for keys in chunks(p):
             part = rowsum(a[..., keys] * dp[..., keys])
             if local:
                 mass = rowsum(a[..., keys])
@@ -71,28 +80,33 @@ def _delta_by_chunk(size: int | None, parts: int | None, local: bool) -> Overrid
     return dscores
 
 
-def _delta_of_one(size: int | None, parts: int | None, which: int) -> Override:
+def _delta_of_one(chunks: Chunks, which: int) -> Override:
     """The delta of the first or last chunk, for all keys."""
 
     def delta(p: Pipeline, base: Base) -> Any:
-        keys = _chunks(p, size, parts)[which]
+        keys = chunks(p)[which]
         return rowsum(p.weights_back[..., keys] * p.dweights[..., keys])
 
     return delta
 
 
-def _delta_variants() -> tuple[Variant, ...]:
-    found = []
-    sizes: list[tuple[int | None, int | None]] = [(None, 2), (None, 4), *((tile, None) for tile in TILES)]
-    for size, parts in sizes:
-        name = f"chunks of {size} keys" if size else f"{parts} chunks"
-        found += [
-            way(f"{name}, each its own part", dscores=_delta_by_chunk(size, parts, False)),
-            way(f"{name}, each its own softmax", dscores=_delta_by_chunk(size, parts, True)),
-            way(f"the first of {name}", delta=_delta_of_one(size, parts, 0)),
-            way(f"the last of {name}", delta=_delta_of_one(size, parts, -1)),
-        ]
-    return tuple(found)
+def _delta_variants(name: str, chunks: Chunks) -> tuple[Variant, ...]:
+    return (
+        way(f"{name}, each its own part", dscores=_delta_by_chunk(chunks, False)),
+        way(f"{name}, each its own softmax", dscores=_delta_by_chunk(chunks, True)),
+        way(f"the first of {name}", delta=_delta_of_one(chunks, 0)),
+        way(f"the last of {name}", delta=_delta_of_one(chunks, -1)),
+    )
+
+
+_CHUNKS = {f"{n} chunks": _chunked(lambda keys, n=n: -(-keys // n)) for n in (2, 4)}  # type: ignore[misc]
+_CHUNKS |= {f"chunks of {n} keys": _chunked(lambda keys, n=n: n) for n in TILES}  # type: ignore[misc]
+
+
+def _whole(length: int, tile: int) -> int:
+    """How many are in whole tiles, where the last tile is partial."""
+    need(length % tile)
+    return length // tile * tile
 
 
 def _tail(tile: int, fill: float) -> Override:
@@ -100,21 +114,14 @@ def _tail(tile: int, fill: float) -> Override:
 
     def step(p: Pipeline, base: Base) -> Any:
         x = np.array(base())
-        length = x.shape[-2]
-        need(length % tile)
-        x[..., length // tile * tile :, :] = fill
+        x[..., _whole(x.shape[-2], tile) :, :] = fill
         return x
 
     return step
 
 
 def _unseen_tail(tile: int) -> Override:
-    def visible(p: Pipeline, base: Base) -> Any:
-        keys = p.k.shape[-2]
-        need(keys % tile)
-        return base() & (np.arange(keys) < keys // tile * tile)
-
-    return visible
+    return lambda p, base: base() & (np.arange(p.k.shape[-2]) < _whole(p.k.shape[-2], tile))
 
 
 def _query_tail_dropped(tile: int) -> Override:
@@ -122,8 +129,7 @@ def _query_tail_dropped(tile: int) -> Override:
 
     def dout(p: Pipeline, base: Base) -> Any:
         tokens = p.q.shape[-2]
-        need(tokens % tile)
-        return np.where((np.arange(tokens) < tokens // tile * tile)[:, None], base(), p.c(0.0))
+        return np.where((np.arange(tokens) < _whole(tokens, tile))[:, None], base(), p.c(0.0))
 
     return dout
 
@@ -151,7 +157,7 @@ def _tails(fill: float) -> list[Variant]:
 
 
 VARIANTS = {
-    "delta-from-chunk": _delta_variants(),
+    "delta-from-chunk": tuple(v for named in _CHUNKS.items() for v in _delta_variants(*named)),
     "tile-tail": (
         *_tails(0.0),
         *(way(f"keys not seen, tiles of {tile}", visible=_unseen_tail(tile)) for tile in TILES),
