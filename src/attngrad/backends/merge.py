@@ -1,4 +1,4 @@
-"""What backends share of passes over parts of the keys: their operands, and how tangents of parts are merged."""
+"""What backends share: what they take, operands in the dtype of computation, and how tangents of parts are merged."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ from attngrad.core.arrays import Array
 from attngrad.core.dtypes import ACCUMULATE
 from attngrad.core.operands import DIFFERENTIABLE, Operands, Tangents
 from attngrad.core.options import Options
+
+
+def refuses(x: Operands, o: Options) -> str | None:
+    """None: all that ``bind`` admits is computed."""
+    return None
 
 
 def compute_dtype(x: Operands) -> Any:

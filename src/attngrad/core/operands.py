@@ -113,6 +113,7 @@ numbers instead."""
 INPUT_NAMES = tuple(i.name for i in INPUTS)
 NUMBERS = frozenset(i.name for i in INPUTS if i.kind in (Kind.OFFSET, Kind.SEED))
 """The inputs that may be numbers."""
+SEEDS = tuple(i.name for i in INPUTS if i.kind is Kind.SEED)
 
 
 def flatten(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -154,7 +155,7 @@ def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
 def assemble(o: Options, flat: Mapping[str, Any]) -> tuple[Operands, Options]:
     """Operands and options from entries of the flat list, arrays of NumPy among them."""
     given = unflatten(flat)
-    seeds = {i.name: _seed(given.pop(i.name)) for i in INPUTS if i.kind is Kind.SEED and i.name in given}
+    seeds = {name: _seed(given.pop(name)) for name in SEEDS if name in given}
     q, k, v = (flat[name] for name in QKV)
     for row in ARRAYS:
         if row.kind is Kind.OFFSET:

@@ -16,7 +16,7 @@ from attngrad import backends
 from attngrad.core.arrays import Array
 from attngrad.core.binding import bind
 from attngrad.core.checks import check_integer, fail
-from attngrad.core.operands import DIFFERENTIABLE, INPUTS, NUMBERS, QKV, Input, Operands, Tangents, unflatten
+from attngrad.core.operands import DIFFERENTIABLE, INPUTS, NUMBERS, QKV, SEEDS, Input, Operands, Tangents, unflatten
 from attngrad.core.options import ARRAYS, OPTIONS, STATIC, Kind, Option, OptionArguments, Options, reject_unknown
 from attngrad.core.spec import Spec
 from attngrad.distributed import _ring
@@ -141,7 +141,7 @@ class _Local(NamedTuple):
         for key in NUMBERS:
             if isinstance(flat[key], Tensor):
                 flat[key] = to_array(flat[key])
-                if key in _SEEDS:
+                if key in SEEDS:
                     flat[key] = check_integer(NAME, key, flat[key].item())
         for i in INPUTS:
             ids = flat[i.name]
@@ -202,7 +202,6 @@ class _Local(NamedTuple):
 
 
 _OPTIONAL = {row.name for row in OPTIONS.values() if row.default is None}
-_SEEDS = {row.name for row in STATIC if row.kind is Kind.SEED}
 
 
 def _spec(i: Input, x: Any, k: Tensor) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 from attngrad.core.arrays import Array, kind_of
 from attngrad.core.binding import bind
 from attngrad.core.checks import check_flag, fail, plain, refuse_masked
-from attngrad.core.operands import INPUT_NAMES, NUMBERS, flatten
+from attngrad.core.operands import INPUT_NAMES, NUMBERS, SEEDS, flatten
 from attngrad.core.options import OPTIONS, Kind, OptionArguments, reject_unknown
 from attngrad.core.spec import Spec
 from attngrad.jax._passes import Call
@@ -19,7 +19,6 @@ from attngrad.jax._primitives import attention_p
 from attngrad.jax._private import Tracer
 
 _LAYOUTS = ("BHTD", "BTNH")
-_SEEDS = [row.name for row in OPTIONS.values() if row.kind is Kind.SEED]
 
 
 def attention(q: Array, k: Array, v: Array, *, layout: str = "BHTD", **options: Unpack[OptionArguments]) -> Any:
@@ -79,7 +78,7 @@ def _call(function: str, q: Array, k: Array, v: Array, options: Any) -> tuple[Ar
 
     # The checks read shapes and dtypes; numbers are there unless this is traced.
     specs = {n: _specs(x) if OPTIONS[n].is_array else x for n, x in options.items() if n in OPTIONS}
-    specs |= {n: 0 for n in _SEEDS if _is_array(options.get(n))}
+    specs |= {n: 0 for n in SEEDS if _is_array(options.get(n))}
     x, o, _ = bind(function, _specs(q), _specs(k), _specs(v), specs)
 
     flat = q.ndim == 2

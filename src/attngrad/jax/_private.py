@@ -8,25 +8,21 @@ is an error that says which.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 
 from attngrad.core.checks import fail
 
-
-def _missing(what: str, error: Exception) -> NoReturn:
-    rule = f"have {what}, which custom primitives are made of"
-    got = f"jax {jax.__version__} without it ({error})"
-    fail(ImportError, "attngrad.jax", "jax", rule, got, "Install jax 0.6 to 0.10, or a newer attngrad.")
-
-
 try:
-    from jax.core import ShapedArray, Tracer
-    from jax.extend.core import Primitive
+    from jax.core import ShapedArray as ShapedArray
+    from jax.core import Tracer as Tracer
+    from jax.extend.core import Primitive as Primitive
     from jax.interpreters import ad, batching, mlir
 except (ImportError, AttributeError) as error:
-    _missing("jax.core, jax.extend.core and jax.interpreters", error)
+    rule = "have jax.core, jax.extend.core and jax.interpreters, which custom primitives are made of"
+    got = f"jax {jax.__version__} without one of them ({error})"
+    fail(ImportError, "attngrad.jax", "jax", rule, got, "Install jax 0.6 to 0.10, or a newer attngrad.")
 
 Zero: Any = ad.Zero
 """A symbolic zero: a tangent or cotangent that costs nothing."""
@@ -36,15 +32,3 @@ jvps: dict[Any, Any] = ad.primitive_jvps
 transposes: dict[Any, Any] = ad.primitive_transposes
 batchers: Any = batching.primitive_batchers
 register_lowering: Callable[..., Any] = mlir.register_lowering
-
-__all__ = [
-    "Primitive",
-    "ShapedArray",
-    "Tracer",
-    "Zero",
-    "batchers",
-    "is_undefined",
-    "jvps",
-    "register_lowering",
-    "transposes",
-]

@@ -78,9 +78,8 @@ def backward(
     dq, dk, dv = _like(q), _like(k), _like(v)
     addresses = (0 if dlse is None else dlse.data_ptr(), dq.data_ptr(), dk.data_ptr(), dv.data_ptr())
     same = q.dtype is k.dtype is v.dtype and _TYPES.get(q.dtype) == kept.type
-    passes = kept.passes
-    run = passes.by_address.backward
-    if not same or not run(kept.saved, kept.type, q, k, v, passes.fields, dout, *addresses):
+    run, fields = kept.passes.by_address.backward, kept.passes.fields
+    if not same or not run(kept.saved, kept.type, q, k, v, fields, dout, *addresses):
         refuse_replaced()
     return dq, dk, dv
 

@@ -21,7 +21,7 @@ from attngrad.backends.protocol import Backend
 from attngrad.core import option_checks
 from attngrad.core.binding import bind
 from attngrad.core.checks import check_integer, fail
-from attngrad.core.operands import DIFFERENTIABLE, Gradients, Operands, Tangents, assemble, flatten
+from attngrad.core.operands import DIFFERENTIABLE, SEEDS, Gradients, Operands, Tangents, assemble, flatten
 from attngrad.core.options import ARRAYS, OPTIONS, STATIC, Kind, Options
 from attngrad.core.spec import Spec
 from attngrad.torch._tensors import Inputs, check_tensor, to_array, to_tensor
@@ -31,9 +31,8 @@ _FUNCTION = "attention"
 
 # --- options --------------------------------------------------------------------------------------------------------
 
-NUMBERS = frozenset(row.name for row in STATIC if row.kind is not Kind.SEED)
+NUMBERS = frozenset(row.name for row in STATIC if row.name not in SEEDS)
 """The options that are numbers here; a seed may be a tensor."""
-_SEEDS = {row.name: 0 for row in STATIC if row.kind is Kind.SEED}
 _PAIRS = [row.name for row in STATIC if row.kind is Kind.PAIR]
 _ONE = np.dtype(np.float64)
 
@@ -41,8 +40,8 @@ _ONE = np.dtype(np.float64)
 @lru_cache(maxsize=1024, typed=True)  # True is not 1
 def _passes(function: str, device: str, features: int, names: tuple[str, ...] = (), *values: Any) -> Passes:
     one = Spec((1, features), _ONE)
-    o = bind(function, one, one, one, {**dict(zip(names, values, strict=True)), **_SEEDS})[1]
-    o, backend = replace(o, **dict.fromkeys(_SEEDS)), backends.find("torch", device)
+    o = bind(function, one, one, one, {**dict(zip(names, values, strict=True)), **dict.fromkeys(SEEDS, 0)})[1]
+    o, backend = replace(o, **dict.fromkeys(SEEDS)), backends.find("torch", device)
     direct = backend.by_address
     return Passes(o, backend, direct, None if direct is None else direct.prepare(o))
 

@@ -13,8 +13,7 @@ from attngrad.backends.cpu.passes import (
     residual_specs,
 )
 from attngrad.backends.cpu.threads import choose_isa
-from attngrad.core.operands import Operands
-from attngrad.core.options import Options
+from attngrad.backends.merge import refuses
 
 __all__ = [
     "NAME",
@@ -34,8 +33,3 @@ __all__ = [
 NAME = "cpu"
 
 choose_isa()
-
-
-def refuses(x: Operands, o: Options) -> str | None:
-    """None: all that ``bind`` admits is computed."""
-    return None

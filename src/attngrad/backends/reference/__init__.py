@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from attngrad import reference
-from attngrad.backends.merge import wide_operands, widen
+from attngrad.backends.merge import refuses, wide_operands, widen
 from attngrad.backends.reference.parts import backward_parts, forward_parts, tangent_parts
 from attngrad.backends.reference.passes import (
     backward,
@@ -37,11 +37,6 @@ __all__ = [
 
 NAME = "reference"
 by_address = None
-
-
-def refuses(x: Operands, o: Options) -> str | None:
-    """None: all that ``bind`` admits is computed."""
-    return None
 
 
 @quiet
