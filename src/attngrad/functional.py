@@ -26,7 +26,7 @@ from attngrad.core.binding import (
     require_cotangent,
     require_numpy,
 )
-from attngrad.core.checks import check_floating, fail, plain
+from attngrad.core.checks import base_array, check_floating, fail
 from attngrad.core.operands import Gradients
 from attngrad.core.options import OptionArguments, ScoreArguments
 
@@ -227,7 +227,7 @@ def attention_weights(
 @overload
 def attention_weights(q: NDArray, k: NDArray, **options: Unpack[OptionArguments]) -> Any: ...
 def attention_weights(q: NDArray, k: NDArray, **options: Unpack[OptionArguments]) -> Any:
-    """The dense A = softmax of the scores, ``(..., Hq, T, S)``: T x S numbers a head, so on request only.
+    """The dense A = softmax of the scores, ``(..., Hq, T, S)``: T x S numbers per head, so on request only.
 
     Dropout does not enter A: what multiplies v is ``A * dropout_mask(A.shape, rate, seed) / (1 - rate)``. With
     ``return_lse=True``: ``(weights, lse)``. With sinks, rows sum to 1 less the sink's share.
@@ -249,7 +249,7 @@ def softmax_jacobian(scores: NDArray) -> NDArray:
            [-0.25,  0.25]])
     """
     require_numpy("softmax_jacobian", scores=scores)
-    scores = plain(scores)
+    scores = base_array(scores)
     check_floating("softmax_jacobian", "scores", scores)
     return _round(dense.softmax_jacobian(scores), scores)
 

@@ -16,11 +16,11 @@ import numpy as np
 from attngrad.core import option_checks
 from attngrad.core.arrays import Array, is_array, kind_of
 from attngrad.core.checks import (
+    base_array,
     check_flag,
     check_floating,
     check_like,
     fail,
-    plain,
     refuse_masked,
     shape_of,
 )
@@ -102,7 +102,7 @@ def bind(
     if not (kernels and _certainly_fit(q, k, v)):
         if kernels:
             require_numpy(function, q=q, k=k, v=v)
-            q, k, v = plain(q), plain(k), plain(v)
+            q, k, v = base_array(q), base_array(k), base_array(v)
         _check_qkv(function, q, k, v, kernels)
     default = _default_options(int(q.shape[-1]))
     if not options:
@@ -134,11 +134,11 @@ def _base_arrays(function: str, row: Option, value: Any) -> Any:
         if not isinstance(value, (tuple, list)) or len(value) != 2:
             return value  # of which the check has to tell
         require_numpy(function, **{f"{row.name}[{i}]": ids for i, ids in enumerate(value)})
-        return tuple(map(plain, value))
+        return tuple(map(base_array, value))
     if row.kind is Kind.OFFSET and not is_array(value):
         return value
     require_numpy(function, **{row.name: value})
-    return plain(value)
+    return base_array(value)
 
 
 def require_numpy(function: str, **arrays: object) -> None:
@@ -171,7 +171,7 @@ def bind_tangents(function: str, x: Operands, tangents: object, *others: object,
     given = Tangents(*tangents, *others)
     if kernels:
         require_numpy(function, **{f"{name}_dot": t for name, t in given._asdict().items() if t is not None})
-        given = Tangents(*map(plain, given))
+        given = Tangents(*map(base_array, given))
     for name, t in given._asdict().items():
         primal = getattr(x, name)
         if t is None:
@@ -201,7 +201,7 @@ def check_cotangents(
     lse_dtype = ACCUMULATE.get(x.q.dtype, x.q.dtype) if kernels else x.q.dtype
     if kernels:
         require_numpy(function, **{f"{n}{suffix}": c for n, c in (("dout", dout), ("dlse", dlse)) if c is not None})
-        dout, dlse = plain(dout), plain(dlse)
+        dout, dlse = base_array(dout), base_array(dlse)
     if dout is not None:
         check_like(function, f"dout{suffix}", dout, shape, x.q.dtype, "out")
     if dlse is not None:

@@ -50,7 +50,7 @@ def check_flag(function: str, name: str, x: object) -> bool:
     fail(TypeError, function, name, "be True or False", kind_of(x))
 
 
-def plain(x: Any) -> Any:
+def base_array(x: Any) -> Any:
     """An array of a subclass as a base array: what a subclass makes of shapes and methods is its own."""
     return x if x is None or type(x) in (np.ndarray, Spec) else np.asarray(x)
 

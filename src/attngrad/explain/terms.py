@@ -82,7 +82,7 @@ class Cells:
         """Whether query i may see key j."""
         return bool(self.visible[env["b"], env["h"], env["i"], env["j"]])
 
-    def blind(self, env: Mapping[str, int]) -> bool:
+    def fully_masked(self, env: Mapping[str, int]) -> bool:
         """Whether query i may see nothing."""
         return not self.visible[env["b"], env["h"], env["i"]].any()
 
@@ -96,7 +96,7 @@ def expand(cells: Cells, rule: Rule, env: dict[str, int], value: float, scale: f
         return blank._replace(note="given")
     if rule.letters == "ij" and rule.name in ZERO_WHERE_HIDDEN - {"dbias"} and not cells.sees(env):
         return blank._replace(note=f"query {env['i']} may not see key {env['j']}")
-    if rule.name in ("dA", "dA_dot") and cells.blind(env):
+    if rule.name in ("dA", "dA_dot") and cells.fully_masked(env):
         return blank._replace(note=f"query {env['i']} sees nothing")
     outer, products = parse(rule.entry)
     terms, dropped = [], 0

@@ -10,7 +10,7 @@ import numpy as np
 
 from attngrad.core.arrays import Array, kind_of
 from attngrad.core.binding import bind
-from attngrad.core.checks import check_flag, fail, plain, refuse_masked
+from attngrad.core.checks import base_array, check_flag, fail, refuse_masked
 from attngrad.core.operands import INPUT_NAMES, NUMBERS, SEEDS, flatten
 from attngrad.core.options import OPTIONS, Kind, OptionArguments, reject_unknown
 from attngrad.core.spec import Spec
@@ -123,7 +123,7 @@ def _array(function: str, name: str, x: object) -> Array:
 def _of_numpy(function: str, name: str, x: np.ndarray[Any, Any]) -> Array:
     """A NumPy array as one of JAX: floats narrowed as JAX does without x64, integers only where they fit."""
     refuse_masked(function, name, x)
-    x = plain(x)
+    x = base_array(x)
     try:
         found = jnp.asarray(x.astype(x.dtype.newbyteorder("="), copy=False))
     except TypeError:

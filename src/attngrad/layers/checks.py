@@ -150,7 +150,7 @@ def check_call(
     key_source = "key" if "key" in inputs else "query"
     source = {"q": "query", "k": key_source, "v": "value" if "value" in inputs else key_source}
     require_numpy(function, **inputs)
-    inputs = {name: checks.plain(x) for name, x in inputs.items()}
+    inputs = {name: checks.base_array(x) for name, x in inputs.items()}
     query = inputs["query"]
     for name, x in inputs.items():
         if x.dtype != dtype:
@@ -185,7 +185,7 @@ def check_input_tangents(function: str, call: Call, inputs_dot: Any) -> dict[str
     for name, t in found.items():
         x = call.inputs[name]
         require_numpy(function, **{f"{name}_dot": t})
-        found[name] = check_like(function, f"{name}_dot", checks.plain(t), x.shape, x.dtype, name)
+        found[name] = check_like(function, f"{name}_dot", checks.base_array(t), x.shape, x.dtype, name)
     return found
 
 

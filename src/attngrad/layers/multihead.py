@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from attngrad.core.arrays import NDArray, kind_of
 from attngrad.core.binding import require_numpy
-from attngrad.core.checks import check_flag, check_like, fail, plain
+from attngrad.core.checks import base_array, check_flag, check_like, fail
 from attngrad.core.dtypes import ACCUMULATE
 from attngrad.core.files import FilePath
 from attngrad.core.operands import Gradients
@@ -195,7 +195,7 @@ class MultiHeadAttention:
         """``dy`` in the wide dtype, if it is like the output."""
         require_numpy(function, **{name: dy})
         shape = (*p.x["query"].shape[:-1], p.w["w_o"].shape[1])
-        found: NDArray = check_like(function, name, plain(dy), shape, self.dtype, "the output")
+        found: NDArray = check_like(function, name, base_array(dy), shape, self.dtype, "the output")
         return found.astype(p.wide, copy=False)
 
     # --- reverse mode ------------------------------------------------------------------------------------------------

@@ -122,7 +122,7 @@ def zero_hidden(x: Array, visible: Array) -> Array:
     return namespace(x).where(visible, x, namespace(x).zeros_like(x))
 
 
-def zero_blind(x: Array, visible: Array) -> Array:
+def zero_fully_masked(x: Array, visible: Array) -> Array:
     """``x`` (..., T, features) with the rows of queries that see nothing exactly zero, whatever they hold."""
     xp = namespace(x)
     return xp.where(xp.any(visible, axis=-1)[..., None], x, xp.zeros_like(x))

@@ -25,7 +25,7 @@ from attngrad.reference.dense import (
     sum_sinks,
     sum_to,
     transpose,
-    zero_blind,
+    zero_fully_masked,
     zero_hidden,
 )
 from attngrad.reference.modifiers import Modifier
@@ -39,7 +39,7 @@ for name in ("sigma", "sigma_dot"):
     STEPS[name] = Step(sink_rows, (name.replace("sigma", "sinks"), "q"))
 # Rows that see nothing take no part, and hidden scores have no slope, whatever stands there: padding may hold NaN.
 for name in ("q", "dout", "q_dot", "dout_dot"):
-    STEPS[f"{name}_seen"] = Step(zero_blind, (name, "visible"))
+    STEPS[f"{name}_seen"] = Step(zero_fully_masked, (name, "visible"))
 for name in ("z", "z_dot"):
     STEPS[f"{name}_seen"] = Step(zero_hidden, (name, "visible"))
 

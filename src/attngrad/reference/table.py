@@ -48,7 +48,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def parameters(function: Callable[..., Any]) -> tuple[str, ...]:
-    """The names of the parameters of a plain function."""
+    """The names of the parameters of a function."""
     code = function.__code__
     return code.co_varnames[: code.co_argcount]
 

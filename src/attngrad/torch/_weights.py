@@ -1,4 +1,4 @@
-"""The dense A, on request: T x S numbers a head, differentiable."""
+"""The dense A, on request: T x S numbers per head, differentiable."""
 
 from __future__ import annotations
 

@@ -77,19 +77,19 @@ def _filled(value: float, **backward: Override) -> dict[str, Override]:
     }
 
 
-def _blind(p: Pipeline) -> Any:
-    blind = ~p.visible.any(axis=-1)
-    need(blind.any())
-    return blind[..., None]
+def _fully_masked(p: Pipeline) -> Any:
+    masked = ~p.visible.any(axis=-1)
+    need(masked.any())
+    return masked[..., None]
 
 
 def _uniform(p: Pipeline, base: Base) -> Any:
     a = base()
-    return np.where(_blind(p), p.c(1.0) / p.c(a.shape[-1]), a)
+    return np.where(_fully_masked(p), p.c(1.0) / p.c(a.shape[-1]), a)
 
 
 def _seen_when_blind(p: Pipeline, base: Base) -> Any:
-    return base() | _blind(p)
+    return base() | _fully_masked(p)
 
 
 def _window_moved(left: int, right: int) -> Override:
