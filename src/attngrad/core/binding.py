@@ -130,6 +130,8 @@ def bind(
 
 def _base_arrays(function: str, row: Option, value: Any) -> Any:
     """The arrays of an option as base arrays of NumPy; masked arrays and matrices are refused."""
+    if type(value) is np.ndarray:
+        return value
     if row.kind is Kind.IDS:
         if not isinstance(value, (tuple, list)) or len(value) != 2:
             return value  # of which the check has to tell

@@ -24,9 +24,9 @@ def empty(shape: tuple[int, ...], dtype: Any) -> Array:
         raise MemoryError(f"attngrad: a result of shape {shape} and dtype {dtype} takes {size} bytes.") from None
 
 
-def contiguous(x: Array) -> Array:
+def contiguous(x: Array | None) -> Any:
     """``x``, or a copy of it where it is not contiguous and aligned."""
-    return np.require(x, requirements=["C_CONTIGUOUS", "ALIGNED"])
+    return None if x is None else np.require(x, requirements=["C_CONTIGUOUS", "ALIGNED"])
 
 
 def rows(x: Array) -> Array:

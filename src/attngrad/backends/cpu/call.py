@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import lru_cache
 from typing import Any
 
@@ -29,6 +28,8 @@ def static_fields(o: Options) -> dict[str, Any]:
 _LAST = 3 + len(ARRAYS) - 1
 """Where the offset is in Operands."""
 _OFFSET = ARRAYS[-1].name
+_ARRAYS = tuple((row.name, row.kind) for row in ARRAYS[:-1])
+_PLANE, _PER_HEAD = Kind.PLANE, Kind.PER_HEAD
 
 
 def call(x: Operands, o: Options, *, bias: Array | None = None, natural: bool = False) -> _native.Call:
@@ -41,7 +42,9 @@ def call(x: Operands, o: Options, *, bias: Array | None = None, natural: bool = 
         q, k, v = bits(q), bits(k), bits(v)
     offset = x[_LAST]
     fields = static_fields(o).copy()
-    fields[_OFFSET] = offset if isinstance(offset, int) else _offsets(x)
+    if not isinstance(offset, int):
+        offset = np.broadcast_to(offset, x.q.shape[:-3]).reshape(q.shape[0]).astype(np.int64)
+    fields[_OFFSET] = offset
     for value in x[3:_LAST]:
         if value is not None:
             _add_arrays(fields, x, bias)
@@ -54,19 +57,15 @@ def call(x: Operands, o: Options, *, bias: Array | None = None, natural: bool = 
 
 
 def _add_arrays(fields: dict[str, Any], x: Operands, bias: Array | None) -> None:
-    for row, value in zip(ARRAYS, x[3:_LAST], strict=False):
+    for (name, kind), value in zip(_ARRAYS, x[3:_LAST], strict=True):
         if value is None:
             continue
-        if row.kind is Kind.IDS:
-            fields[f"q_{row.name}"], fields[f"k_{row.name}"] = segment_ids(x, value)
-        elif row.kind is Kind.PER_HEAD:
-            fields[row.name] = contiguous(widen(value))
+        if kind is _PLANE:
+            fields[name] = bits(bias if bias is not None and name == "bias" else plane(value, x))
+        elif kind is _PER_HEAD:
+            fields[name] = contiguous(widen(value))
         else:
-            fields[row.name] = bits(bias if row.name == "bias" and bias is not None else plane(value, x))
-
-
-def _offsets(x: Operands) -> Array:
-    return np.broadcast_to(x.offset, x.q.shape[:-3]).reshape(math.prod(x.q.shape[:-3])).astype(np.int64)
+            fields[f"q_{name}"], fields[f"k_{name}"] = segment_ids(x, value)
 
 
 def directions(x: Operands, t: Tangents) -> _native.Directions:

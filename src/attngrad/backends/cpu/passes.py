@@ -64,7 +64,7 @@ def forward(
         call(x, o).forward(bits(out), None, lse, None, None)
         return out, lse, ()
     if into is None:
-        into = (*_new_results(x), *(empty(*s) for s in residual_specs(x, o)))
+        into = (*_new_results(x), *_new_residuals(x))
     out, lse, wide, row_max, inv_row_sum = into
     problem = call(x, o, natural=natural)
     problem.forward(bits(out), None if wide is out else wide, lse, row_max, inv_row_sum)
@@ -89,9 +89,9 @@ def backward(
     saved = residuals if isinstance(residuals, Saved) else Saved(*map(np.ascontiguousarray, residuals))
     bias = None if x.bias is None else plane(x.bias, x)
     g = _Sums(x, bias, into, wanted)
-    call(x, o, bias=bias, natural=natural).backward(_cotangent(dout), _numbers(dlse), *saved, *g.arrays)
+    call(x, o, bias=bias, natural=natural).backward(_cotangent(dout), contiguous(dlse), *saved, *g.arrays)
     with_sinks = x.sinks is not None and "sinks" in wanted
-    return g.gradients(x, -(sink_share(x, saved) * g.rows(x)) if with_sinks else None)  # (R6)
+    return g.gradients(x, -(sink_share(x, saved) * _by_head(x, g.delta)) if with_sinks else None)  # (R6)
 
 
 def forward_tangent(
@@ -118,8 +118,7 @@ def backward_tangent(
     dlse_dot: Array | None = None,
 ) -> SecondOrder:
     """The VJP and its tangent along ``t``, ``dout_dot`` and ``dlse_dot``."""
-    saved = Saved(*(empty(*s) for s in residual_specs(x, o)))
-    moved = SavedTangent(*(empty(*s) for s in residual_specs(x, o)))
+    saved, moved = Saved(*_new_residuals(x)), SavedTangent(*_new_residuals(x))
     lse, lse_dot = np.empty_like(saved.row_max), np.empty_like(saved.row_max)
     bias = None if x.bias is None else plane(x.bias, x)
     problem, along = call(x, o, bias=bias), directions(x, t)
@@ -128,17 +127,17 @@ def backward_tangent(
     problem.backward_tangent(
         along,
         _cotangent(dout),
-        _numbers(dlse),
+        contiguous(dlse),
         *saved,
         *g.arrays,
         _cotangent(dout_dot),
-        _numbers(dlse_dot),
+        contiguous(dlse_dot),
         *moved,
         *g_dot.arrays,
     )
     sink_rows = sink_rows_dot = None
     if x.sinks is not None:
-        share, delta, delta_dot = sink_share(x, saved), g.rows(x), g_dot.rows(x)
+        share, delta, delta_dot = sink_share(x, saved), _by_head(x, g.delta), _by_head(x, g_dot.delta)
         with np.errstate(all="ignore"):
             moves = -_by_head(x, lse_dot) if t.sinks is None else widen(t.sinks)[..., None] - _by_head(x, lse_dot)
             sink_rows, sink_rows_dot = -(share * delta), -(share * (moves * delta + delta_dot))  # (R6), (H9)
@@ -171,6 +170,12 @@ def _new_results(x: Operands) -> tuple[Array, Array]:
     return empty(shape, dtype), empty(shape[:-1], ACCUMULATE.get(dtype, dtype))
 
 
+def _new_residuals(x: Operands) -> tuple[Array, Array, Array]:
+    """Those of ``residual_specs``, or their tangents."""
+    wide, shape = ACCUMULATE.get(x.q.dtype, x.q.dtype), x.out_shape
+    return empty(shape, wide), empty(shape[:-1], wide), empty(shape[:-1], wide)
+
+
 def _by_head(x: Operands, numbers: Array) -> Array:
     """Numbers (..., Hq, T) as (leading, heads, T)."""
     return numbers.reshape(math.prod(x.q.shape[:-3]), x.heads, numbers.shape[-1])
@@ -178,10 +183,6 @@ def _by_head(x: Operands, numbers: Array) -> Array:
 
 def _cotangent(dout: Array | None) -> Array | None:
     return None if dout is None else bits(rows(dout))
-
-
-def _numbers(dlse: Array | None) -> Array | None:
-    return None if dlse is None else contiguous(dlse)
 
 
 class _Sums:
@@ -215,10 +216,6 @@ class _Sums:
         """As the kernels take them."""
         dq, dk, dv = (None if y is None else bits(y) for y in (self.dq, self.dk, self.dv))
         return dq, dk, dv, self.delta, self.dbias
-
-    def rows(self, x: Operands) -> Array:
-        """delta as (leading, heads, T)."""
-        return _by_head(x, self.delta)
 
     def gradients(self, x: Operands, sink_rows: Array | None) -> Gradients:
         """In the dtypes of the arguments; ``sink_rows`` (leading, heads, T) add up to the gradient of the sinks."""
