@@ -190,7 +190,7 @@ public:
         const ScoreTile<T> s{tiles_.s, k0}, z_dot{tiles_.z_dot, k0}, dp{tiles_.dp, k0}, dp_dot{tiles_.dp_dot, k0};
         each_panel<T>(x.q, k0, k1, false, {tiles_.s, tiles_.z_dot, tiles_.dp, tiles_.dp_dot, tiles_.ds, tiles_.ds_dot}, seen_,
                       [&](const Panel<T>& panel) ATTNGRAD_LAMBDA {
-                          panel.parts([&](const Part& part) {
+                          panel.parts([&](const Part& part) ATTNGRAD_LAMBDA {
                               k_.template dots<ToZero>(part, x.qt, s);    // (F1)
                               v_.template dots<ToZero>(part, x.dot, dp);  // (R2)
                               if (tiles_.has_score_tangent)

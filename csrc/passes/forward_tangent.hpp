@@ -186,13 +186,13 @@ private:
         for (int lane = 0; lane < q_.width; lane += panel<T>) {
             const Panel<T> panel(q_, lane, k0, k1);
             if (panel.fully_masked()) continue;
-            panel.parts([&](const Part& part) {
+            panel.parts([&](const Part& part) ATTNGRAD_LAMBDA {
                 k_.template dots<ToZero>(part, qt_, s);  // (F1)
                 if (s_dot)
                     sum_of_dots<T>(part, t_.q.data ? &k_ : nullptr, q_dot_t_, t_.k.data ? &k_dot_ : nullptr, qt_,
                                    s_dot);  // (T1)
             });
-            panel.rows([&](const Part& part) {
+            panel.rows([&](const Part& part) ATTNGRAD_LAMBDA {
                 if (s_dot) {
                     softmax_tangent<T>(scores_, s, s_dot, part, online_);
                 } else {
@@ -200,7 +200,7 @@ private:
                 }
             });
             for (int n = lane; n < std::min(panel.end(), q_.count); ++n) rescale(n);
-            panel.parts([&](const Part& part) {
+            panel.parts([&](const Part& part) ATTNGRAD_LAMBDA {
                 v_.template combine<ToC>(part, s, sums_);                     // (F5)
                 if (s_dot) v_.template combine<ToC>(part, s_dot, sums_dot_);  // (T5)
                 if (t_.v.data) v_dot_.template combine<ToC>(part, s, sums_dot_);

@@ -105,11 +105,12 @@ private:
 
     template <class To>
     void add_to(const KeyRun& run, ScoreTile<T> weights, const T* b, T* to) {
-        const Matrix<const T> a{weights.at(run.keys.a, run.q0), block<T>};
+        const Matrix<const T, block<T>> a{weights.at(run.keys.a, run.q0)};
         for (long c = 0; c < columns_; c += strip<T>) {
             const long width = std::min<long>(strip<T>, columns_ - c);
             product<T, Order::RowMajor, To>(static_cast<int>(width / lanes<T>), run.keys.b - run.keys.a, run.q1 - run.q0, a,
-                                            {b + c * block<T> + run.q0 * width, width}, {to + c, columns_}, factor_);
+                                            Matrix<const T>{b + c * block<T> + run.q0 * width, width},
+                                            Matrix<T>{to + c, columns_}, factor_);
         }
     }
 

@@ -39,12 +39,14 @@ public:
     ATTNGRAD_INLINE void dots(const Part& part, const T* queries, ScoreTile<T> out) const {
         const Span span = part.keys;
         const T *rows = row(span.a), *columns = queries + part.lane;
-        const Matrix<T> to{out.at(span.a, part.lane), block<T>};
+        const Matrix<T, block<T>> to{out.at(span.a, part.lane)};
         const long n = span.b - span.a, parts = std::max(1L, (length_ + 31) / 32), step = (length_ + parts - 1) / parts;
-        product<T, Order::RowMajor, To>(part.vectors, n, std::min(step, length_), {rows, stride_}, {columns, block<T>}, to);
-        for (long i = step; i < length_; i += step)
-            product<T, Order::RowMajor, ToC>(part.vectors, n, std::min(step, length_ - i), {rows + i, stride_},
-                                             {columns + i * block<T>, block<T>}, to);
+        const auto add = [&]<class How>(How, long i, long depth) ATTNGRAD_LAMBDA {
+            product<T, Order::RowMajor, How>(part.vectors, n, depth, Matrix<const T>{rows + i, stride_},
+                                             Matrix<const T, block<T>>{columns + i * block<T>}, to);
+        };
+        add(To{}, 0, std::min(step, length_));
+        for (long i = step; i < length_; i += step) add(ToC{}, i, std::min(step, length_ - i));
     }
     // out[lane][feature] = sum over keys of weights[key][lane] * row[key][feature], for the keys and lanes of a part; rows of
     // `out` are whole vectors. The features go in strips of about the same width, as few as the registers allow.
@@ -61,9 +63,10 @@ public:
         out += part.lane * columns_;
         for (long c = 0; c < columns_; c += width) {
             const int vectors = static_cast<int>(std::min(width, columns_ - c) / lanes<T>);
-            const auto add = [&]<class How>(How, long k, long depth) {
-                product<T, Order::ColMajor, How>(vectors, part.count, depth, {from + k * block<T>, block<T>},
-                                                 {rows + k * stride_ + c, stride_}, {out + c, columns_}, factors);
+            const auto add = [&]<class How>(How, long k, long depth) ATTNGRAD_LAMBDA {
+                product<T, Order::ColMajor, How>(vectors, part.count, depth, Matrix<const T, block<T>>{from + k * block<T>},
+                                                 Matrix<const T>{rows + k * stride_ + c, stride_}, Matrix<T>{out + c, columns_},
+                                                 factors);
             };
             if (half == n) {
                 add(To{}, 0, n);
@@ -86,7 +89,8 @@ private:
 
 // out[key][lane] = a . x + b . y, either of which may be missing (null): a tangent of a product.
 template <class T>
-inline void sum_of_dots(const Part& part, const KeyTile<T>* a, const T* x, const KeyTile<T>* b, const T* y, ScoreTile<T> out) {
+ATTNGRAD_INLINE void sum_of_dots(const Part& part, const KeyTile<T>* a, const T* x, const KeyTile<T>* b, const T* y,
+                                 ScoreTile<T> out) {
     if (a) a->template dots<ToZero>(part, x, out);
     if (a && b) b->template dots<ToC>(part, y, out);
     if (!a && b) b->template dots<ToZero>(part, y, out);

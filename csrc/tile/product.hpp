@@ -18,9 +18,15 @@ constexpr int register_tile_rows = registers == 32 ? (NV == 4   ? 6
                                                       : NV == 2 ? 6
                                                                 : 12);
 
-// Rows at a stride.
-template <class T>
+// Rows at a stride; where `fixed` is not 0, at that one, which the compiler then knows.
+template <class T, long fixed = 0>
 struct Matrix {
+    T* data;
+    static constexpr long stride = fixed;
+    ATTNGRAD_INLINE T* row(long m) const { return data + m * stride; }
+};
+template <class T>
+struct Matrix<T, 0> {
     T* data;
     long stride;
     ATTNGRAD_INLINE T* row(long m) const { return data + m * stride; }
@@ -62,8 +68,8 @@ struct ToScaledC {  // the rescaling of the online softmax: one factor per row
 // The order of A: RowMajor walks k along a row (a[m * stride + k]), ColMajor along a column (a[k * stride + m]).
 enum class Order { RowMajor, ColMajor };
 
-template <class T, int MR, int NV, Order order, class To>
-ATTNGRAD_INLINE void register_tile(long first, long depth, Matrix<const T> a, Matrix<const T> b, Matrix<T> c, const T* factor) {
+template <class T, int MR, int NV, Order order, class To, class A, class B, class C>
+ATTNGRAD_INLINE void register_tile(long first, long depth, A a, B b, C c, const T* factor) {
     constexpr int W = lanes<T>;
     const T* from = order == Order::RowMajor ? a.row(first) : a.data + first;
     Vec<T> acc[MR][NV] = {};
@@ -90,9 +96,8 @@ ATTNGRAD_INLINE void register_tile(long first, long depth, Matrix<const T> a, Ma
 }
 
 // The rows from `first` on that are left of a whole number of register tiles.
-template <class T, int MR, int NV, Order order, class To>
-ATTNGRAD_INLINE void row_tail(long first, long rows, long depth, Matrix<const T> a, Matrix<const T> b, Matrix<T> c,
-                              const T* factor) {
+template <class T, int MR, int NV, Order order, class To, class A, class B, class C>
+ATTNGRAD_INLINE void row_tail(long first, long rows, long depth, A a, B b, C c, const T* factor) {
     if constexpr (MR > 0) {
         if (first + MR <= rows) {
             register_tile<T, MR, NV, order, To>(first, depth, a, b, c, factor);
@@ -103,9 +108,8 @@ ATTNGRAD_INLINE void row_tail(long first, long rows, long depth, Matrix<const T>
 }
 
 // C (rows x NV vectors), or what of it is kept, + A (rows x depth) B (depth x NV vectors).
-template <class T, int NV, Order order, class To>
-__attribute__((noinline)) void product(long rows, long depth, Matrix<const T> a, Matrix<const T> b, Matrix<T> c,
-                                       const T* factor = nullptr) {
+template <class T, int NV, Order order, class To, class A, class B, class C>
+__attribute__((noinline)) void product(long rows, long depth, A a, B b, C c, const T* factor = nullptr) {
     constexpr int MR = register_tile_rows<NV>;
     long m = 0;
     for (; m + MR <= rows; m += MR) register_tile<T, MR, NV, order, To>(m, depth, a, b, c, factor);
@@ -113,9 +117,8 @@ __attribute__((noinline)) void product(long rows, long depth, Matrix<const T> a,
 }
 
 // The same for a number of vectors known at run time, at most 4.
-template <class T, Order order, class To>
-ATTNGRAD_INLINE void product(int vectors, long rows, long depth, Matrix<const T> a, Matrix<const T> b, Matrix<T> c,
-                             const T* factor = nullptr) {
+template <class T, Order order, class To, class A, class B, class C>
+ATTNGRAD_INLINE void product(int vectors, long rows, long depth, A a, B b, C c, const T* factor = nullptr) {
     switch (vectors) {
         case 1: return product<T, 1, order, To>(rows, depth, a, b, c, factor);
         case 2: return product<T, 2, order, To>(rows, depth, a, b, c, factor);

@@ -73,19 +73,21 @@ def _check_qkv(function: str, q: Array, k: Array, v: Array, kernels: bool) -> No
                 fail(ValueError, function, name, rule, f"shape {shape}", "Pass a part of it.")
 
 
-def _certainly_fit(q: Array, k: Array, v: Array) -> bool:
-    """Whether all is certainly well with q, k and v: a quick yes, or no opinion."""
+def _quick_offset(q: Array, k: Array, v: Array) -> int | None:
+    """The default offset where all is certainly well with q, k and v; None: no opinion."""
     if not (type(q) is type(k) is type(v) is np.ndarray and q.dtype is k.dtype is v.dtype and q.dtype in KERNEL_DTYPES):
-        return False
+        return None
     qs, ks, vs = q.shape, k.shape, v.shape
     n = len(qs)
     if not (n >= 2 and len(ks) == len(vs) == n and qs[-1] == ks[-1] and ks[-2] == vs[-2]):
-        return False
+        return None
     if qs[-2] >= _MANY or ks[-2] >= _MANY:
-        return False
-    return n == 2 or (
+        return None
+    if n > 2 and not (
         qs[:-3] == ks[:-3] == vs[:-3] and ks[-3] == vs[-3] > 0 and qs[-3] % ks[-3] == 0 and qs[-3] < _MANY
-    )
+    ):
+        return None
+    return ks[-2] - qs[-2]
 
 
 # --- options --------------------------------------------------------------------------------------------------------
@@ -99,18 +101,20 @@ def bind(
     ``kernels=True`` admits what the kernels compute: NumPy arrays in float64, float32, float16 and bfloat16, or Specs.
     ``kernels=False`` is for the reference: any floating dtype, real or complex, of any array-API namespace.
     """
-    if not (kernels and _certainly_fit(q, k, v)):
+    offset = _quick_offset(q, k, v) if kernels else None
+    if offset is None:
         if kernels:
             require_numpy(function, q=q, k=k, v=v)
             q, k, v = base_array(q), base_array(k), base_array(v)
         _check_qkv(function, q, k, v, kernels)
+        offset = default_offset(q, k)
     default = _default_options(int(q.shape[-1]))
+    x = Operands(q, k, v, offset=offset)
     if not options:
-        return Operands(q, k, v, offset=default_offset(q, k)), default, False
+        return x, default, False
 
-    x = Operands(q, k, v)
     numbers: dict[str, Any] = {"scale": default.scale}
-    arrays: dict[str, Any] = {"offset": default_offset(q, k)}
+    arrays: dict[str, Any] = {}
     for name, value in options.items():
         row = OPTIONS.get(name)
         if row is None:
@@ -125,7 +129,7 @@ def bind(
     option_checks.seed_beside(function, o.dropout, o.seed)
     if kernels:
         option_checks.magnitudes(function, o, q.dtype)
-    return Operands(q, k, v, **arrays), o, check_flag(function, "return_lse", options.get("return_lse", False))
+    return x._replace(**arrays) if arrays else x, o, check_flag(function, "return_lse", options.get("return_lse", False))
 
 
 def _base_arrays(function: str, row: Option, value: Any) -> Any:
