@@ -114,7 +114,7 @@ def bind(
         return x, default, False
 
     numbers: dict[str, Any] = {"scale": default.scale}
-    arrays: dict[str, Any] = {}
+    arrays: dict[str, Any] = {"offset": offset}
     for name, value in options.items():
         row = OPTIONS.get(name)
         if row is None:
@@ -129,7 +129,7 @@ def bind(
     option_checks.seed_beside(function, o.dropout, o.seed)
     if kernels:
         option_checks.magnitudes(function, o, q.dtype)
-    return x._replace(**arrays) if arrays else x, o, check_flag(function, "return_lse", options.get("return_lse", False))
+    return Operands(q, k, v, **arrays), o, check_flag(function, "return_lse", options.get("return_lse", False))
 
 
 def _base_arrays(function: str, row: Option, value: Any) -> Any:
@@ -139,6 +139,8 @@ def _base_arrays(function: str, row: Option, value: Any) -> Any:
     if row.kind is Kind.IDS:
         if not isinstance(value, (tuple, list)) or len(value) != 2:
             return value  # of which the check has to tell
+        if type(value[0]) is type(value[1]) is np.ndarray:
+            return value
         require_numpy(function, **{f"{row.name}[{i}]": ids for i, ids in enumerate(value)})
         return tuple(map(base_array, value))
     if row.kind is Kind.OFFSET and not is_array(value):
