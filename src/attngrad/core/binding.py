@@ -79,15 +79,10 @@ def _quick_offset(q: Array, k: Array, v: Array) -> int | None:
         return None
     qs, ks, vs = q.shape, k.shape, v.shape
     n = len(qs)
-    if not (n >= 2 and len(ks) == len(vs) == n and qs[-1] == ks[-1] and ks[-2] == vs[-2]):
+    if not (n >= 2 and len(ks) == len(vs) == n and qs[-1] == ks[-1] and ks[-2] == vs[-2] < _MANY and qs[-2] < _MANY):
         return None
-    if qs[-2] >= _MANY or ks[-2] >= _MANY:
-        return None
-    if n > 2 and not (
-        qs[:-3] == ks[:-3] == vs[:-3] and ks[-3] == vs[-3] > 0 and qs[-3] % ks[-3] == 0 and qs[-3] < _MANY
-    ):
-        return None
-    return ks[-2] - qs[-2]
+    heads_fit = n == 2 or (ks[-3] == vs[-3] > 0 and qs[-3] % ks[-3] == 0 and qs[-3] < _MANY)
+    return int(ks[-2] - qs[-2]) if heads_fit and qs[:-3] == ks[:-3] == vs[:-3] else None
 
 
 # --- options --------------------------------------------------------------------------------------------------------
