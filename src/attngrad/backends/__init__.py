@@ -13,15 +13,20 @@ from attngrad.backends.protocol import Backend
 
 
 class Entry(NamedTuple):
-    """One line of the registry: the module, and the libraries and devices whose arrays it is the default for."""
+    """One line of the registry: the module, and the libraries and devices whose arrays it takes; None: any device."""
 
     module: str
     libraries: tuple[str, ...] = ()
-    devices: tuple[str, ...] = ()
+    devices: tuple[str, ...] | None = ()
+
+    def takes(self, library: str, device: str | None) -> bool:
+        """Whether it takes arrays of a library, on a device or on any."""
+        return library in self.libraries and (device is None or self.devices is None or device in self.devices)
 
 
 REGISTRY = {
     "cpu": Entry("attngrad.backends.cpu", ("numpy", "torch", "jax"), ("cpu",)),
+    "blocked": Entry("attngrad.backends.blocked", ("torch",), None),
     "reference": Entry("attngrad.backends.reference"),  # dense: only where it is named
 }
 
@@ -45,10 +50,10 @@ def find(library: str, device: str) -> Backend:
     'cpu'
     """
     for name, entry in REGISTRY.items():
-        if library in entry.libraries and device in entry.devices:
+        if entry.takes(library, device):
             return get(name)
     there = "; ".join(
-        f"{name}: {', '.join(entry.libraries)} on {', '.join(entry.devices)}"
+        f"{name}: {', '.join(entry.libraries)} on {'any device' if entry.devices is None else ', '.join(entry.devices)}"
         for name, entry in REGISTRY.items()
         if entry.libraries
     )

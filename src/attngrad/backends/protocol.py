@@ -62,6 +62,10 @@ class Backend(Protocol):
         """How users name it."""
 
     @property
+    def LIBRARY(self) -> str:  # noqa: N802
+        """Whose arrays its passes take and give: "numpy" or "torch"."""
+
+    @property
     def by_address(self) -> Any:
         """The first-order passes over addresses, as those of ``cpu.by_address``; None where there are none."""
 

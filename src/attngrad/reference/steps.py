@@ -117,7 +117,8 @@ def keep(q: Array, k: Array, dropout: float, seed: int | None, origin: Any) -> A
     """M: the keep mask over (1 - rate); None without dropout."""
     if not dropout or seed is None:
         return None
-    return scalar(keep_mask((*q.shape[:-1], int(k.shape[-2])), dropout, seed, origin), q) / scalar(1.0 - dropout, q)
+    kept = keep_mask((*q.shape[:-1], int(k.shape[-2])), dropout, seed, origin, like=q)
+    return scalar(kept, q) / scalar(1.0 - dropout, q)
 
 
 @step("F5", "O")

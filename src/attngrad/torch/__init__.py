@@ -16,13 +16,23 @@ except ImportError as error:
     raise ImportError("attngrad.torch: PyTorch is not installed. Run: pip install 'attngrad[torch]'.") from error
 
 from attngrad.torch._attention import attention, scaled_dot_product_attention, sdpa
+from attngrad.torch._choice import backend_of, use_backend
 from attngrad.torch._module import MultiheadAttention
 from attngrad.torch._weights import attention_weights
 
 if TYPE_CHECKING:
     from attngrad.auditor.torch_candidate import audit
 
-__all__ = ["MultiheadAttention", "attention", "attention_weights", "audit", "scaled_dot_product_attention", "sdpa"]
+__all__ = [
+    "MultiheadAttention",
+    "attention",
+    "attention_weights",
+    "audit",
+    "backend_of",
+    "scaled_dot_product_attention",
+    "sdpa",
+    "use_backend",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -83,7 +83,7 @@ def _eager(function: str, q: Tensor, k: Tensor, v: Tensor, options: Any) -> Any:
             if found is not None:
                 return found
     for name, x in (("q", q), ("k", k), ("v", v)):
-        check_tensor(function, name, x)
+        check_tensor(function, name, x, q if isinstance(q, Tensor) else None)
     flat = q.ndim == k.ndim == v.ndim == 2  # one head
     if flat:
         q, k, v = q[None], k[None], v[None]
@@ -167,8 +167,8 @@ def scaled_dot_product_attention(
 
 def autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v as ``torch.autocast`` has the inputs of PyTorch's attention: all but float64 in its dtype."""
-    if torch.is_autocast_enabled("cpu"):
-        dtype = torch.get_autocast_dtype("cpu")
+    if torch.is_autocast_enabled(q.device.type):
+        dtype = torch.get_autocast_dtype(q.device.type)
         q, k, v = (x.to(dtype) if x.is_floating_point() and x.dtype is not torch.float64 else x for x in (q, k, v))
     return q, k, v
 

@@ -6,12 +6,13 @@ function       value                                   backward                 
 Attention      out, lse                                Gradient                      Tangent
 Direct         the same, where nothing looks on        Gradient                      (is not used there)
 Gradient       the VJP of (dout, dlse)                 Tangent and Curvature         Curvature
-Tangent        out_dot, lse_dot along t                Curvature (or Gradient)       error: second tangents
-Curvature      the VJP, and its tangent (the HVP)      error: third derivatives      error: third derivatives
+Tangent        out_dot, lse_dot along t                Curvature (or Gradient)       Blockwise
+Curvature      the VJP, and its tangent (the HVP)      Blockwise                     Blockwise
 =============  ======================================  ============================  =======================
 
 Gradient is linear in (dout, dlse), so its cotangent u meets them as the JVP along u; and the Hessian of <dout, out> is
-symmetric, so u meets the inputs as the HVP along u. Nothing else is needed for double backward.
+symmetric, so u meets the inputs as the HVP along u. Nothing else is needed for double backward. Beyond that, the passes
+are differentiated block by block, to any order: ``_higher``.
 
 The first argument of each are the ``Passes`` that compute them: those of a backend, or of a ring. What follows is the
 flat list of inputs, the differentiable ones first.
@@ -20,13 +21,15 @@ flat list of inputs, the differentiable ones first.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from attngrad.core.operands import DIFFERENTIABLE, INPUT_NAMES, QKV
+from attngrad.core.operands import DIFFERENTIABLE, INPUT_NAMES, QKV, SEEDS, assemble
 from attngrad.torch import _private, _vmap
+from attngrad.torch._higher import Named
 from attngrad.torch._passes import AnyPasses, KeptArrays, Passes, Tensors
 from attngrad.torch._tensors import Inputs
 
@@ -34,6 +37,9 @@ N_INPUTS = len(INPUT_NAMES)
 N_DIFFERENTIABLE = len(DIFFERENTIABLE)
 _NOTHING: tuple[None, ...] = (None,) * N_DIFFERENTIABLE
 _REST: tuple[None, ...] = (None,) * (N_INPUTS - N_DIFFERENTIABLE)
+TANGENT_NAMES = tuple(f"{name}_dot" for name in DIFFERENTIABLE)
+COTANGENT_NAMES = ("dout", "dlse", "dout_dot", "dlse_dot")
+_CURVATURE_NAMES = (*INPUT_NAMES, *TANGENT_NAMES, *COTANGENT_NAMES)
 
 
 def recorded(tensors: Sequence[Any]) -> bool:
@@ -45,12 +51,13 @@ def recorded(tensors: Sequence[Any]) -> bool:
     return _private.transforms_active()
 
 
-def refuse(what: str) -> NoReturn:
-    """The error beyond the derivatives that the kernels have."""
-    raise NotImplementedError(
-        f"attngrad.torch.attention: {what} not available: the kernels have first and second derivatives. "
-        "Use attngrad.reference.attention, which is dense and which PyTorch differentiates to any order."
-    )
+def higher(passes: AnyPasses, x: Inputs, t: Tensors, cotangents: Tensors, wanted: Sequence[str]) -> Named:
+    """What the passes compute, such that it has derivatives of any order."""
+    given = dict(zip((*TANGENT_NAMES, *COTANGENT_NAMES), (*t, *cotangents), strict=False))
+    flat = x._asdict()
+    seeds = {name: flat.pop(name) for name in SEEDS}
+    operands, o = assemble(passes.options, flat)
+    return Named(operands, replace(o, **seeds), given, wanted)
 
 
 # --- entry points: the autograd function where a derivative may be asked for, else the bare pass --------------------
@@ -60,7 +67,7 @@ def attention(passes: Passes, x: Inputs) -> tuple[Tensor, Tensor]:
     """``out, lse``."""
     if not recorded(x[:N_DIFFERENTIABLE]):
         out, lse, *_ = passes.forward(x, save=False)
-    elif _private.watched():
+    elif _private.watched() or not passes.on_arrays:
         out, lse, *_ = Attention.apply(passes, *x)
     else:
         out, lse = direct(*KeptArrays.forward(passes, x), *x)
@@ -291,10 +298,11 @@ class Tangent(_Function):
 
     @staticmethod
     def jvp(ctx: Any, _: None, *dots: Any) -> tuple[Any, ...]:
-        passes, x, _t = Tangent.kept(ctx)
+        passes, x, t = Tangent.kept(ctx)
         passes.permit("forward mode over forward mode is")
         if any(dot is not None for dot in dots[:N_DIFFERENTIABLE]):
-            refuse("forward mode over forward mode is")
+            moves = dict(zip((*INPUT_NAMES, *TANGENT_NAMES), dots, strict=True))
+            return higher(passes, x, t, (), ("out_dot", "lse_dot")).pushforward(moves)
         return tangent(passes, x, dots[N_INPUTS:])
 
 
@@ -311,16 +319,22 @@ class Curvature(_Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.set_materialize_grads(False)
-        ctx.nothing = (None,) * len(inputs)
+        Curvature.keep(ctx, inputs)
+
+    @classmethod
+    def higher(cls, ctx: Any) -> Named:
+        passes, x, rest = cls.kept(ctx)
+        passes.permit("the third derivative is")
+        t, cotangents = rest[:N_DIFFERENTIABLE], rest[N_DIFFERENTIABLE:]
+        grads = [f"d{name}" for name, y in zip(DIFFERENTIABLE, x, strict=False) if y is not None]
+        return higher(passes, x, t, cotangents, [*grads, *(f"{name}_dot" for name in grads)])
 
     @staticmethod
     def backward(ctx: Any, *u: Tensor | None) -> tuple[Any, ...]:
-        if any(c is not None for c in u):
-            refuse("the third derivative is")
-        nothing: tuple[None, ...] = ctx.nothing
-        return nothing
+        needed = [name for name, need in zip(_CURVATURE_NAMES, ctx.needs_input_grad[1:], strict=True) if need]
+        found = Curvature.higher(ctx).pullback(u, needed) if any(c is not None for c in u) else {}
+        return None, *(found.get(name) for name in _CURVATURE_NAMES)
 
     @staticmethod
-    def jvp(ctx: Any, *dots: Any) -> tuple[Any, ...]:
-        refuse("the third derivative is")
+    def jvp(ctx: Any, _: None, *dots: Any) -> tuple[Any, ...]:
+        return Curvature.higher(ctx).pushforward(dict(zip(_CURVATURE_NAMES, dots, strict=True)))

@@ -10,7 +10,7 @@ The backward of ``forward`` is ``backward``; that of ``backward`` is ``forward_t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -21,11 +21,11 @@ from attngrad.core.operands import DIFFERENTIABLE, INPUTS, NUMBERS, Input, Opera
 from attngrad.core.options import STATIC, Kind, Option, Options
 from attngrad.core.spec import Spec
 from attngrad.torch import _functions, _private
+from attngrad.torch._choice import forced
 from attngrad.torch._functions import N_DIFFERENTIABLE
 from attngrad.torch._passes import Passes, bind_inputs, passes_of
 from attngrad.torch._tensors import Inputs, wide_dtype
 
-_DEVICE = "cpu"
 _NUMPY = {getattr(torch, d.name): d.numpy for d in TABLE}
 
 
@@ -47,6 +47,7 @@ _ROWS = tuple(row for row in STATIC if row.kind is not Kind.SEED)
 _SCHEMA = [
     *(argument for i in INPUTS for argument in _arguments_of(i)),
     *(argument for row in _ROWS for argument in _arguments_of_number(row)),
+    ("str?", "backend"),
 ]
 _ARGUMENTS = ", ".join(f"{kind} {name}" for kind, name in _SCHEMA)
 _N = len(_SCHEMA)
@@ -54,9 +55,9 @@ _TANGENTS = ", ".join(f"Tensor? {name}_dot" for name in DIFFERENTIABLE)
 
 
 def _residual_specs(q: Tensor, k: Tensor, v: Tensor) -> tuple[Spec, ...]:
-    """Of the backend that computes here. They do not depend on options, which may be symbols."""
+    """They are the same for every backend, and do not depend on options, which may be symbols."""
     x = Operands(*(Spec(tuple(y.shape), _NUMPY[y.dtype]) for y in (q, k, v)))
-    return backends.find("torch", _DEVICE).residual_specs(x, Options(scale=1.0))
+    return backends.get("cpu").residual_specs(x, Options(scale=1.0))
 
 
 _N_RESIDUALS = len(_residual_specs(*torch.empty(3, 1, 1, 1)))
@@ -70,7 +71,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, options: Any) -> tuple[Tensor, Te
         q, k, v = q[None], k[None], v[None]
     # Unchecked, for these may be symbols here; the operator checks what it is given.
     numbers = {row.name: options.get(row.name, row.default) for row in _ROWS}
-    out, lse, *_ = forward(*_arguments(numbers, Inputs(q, k, v, **flatten(options))))
+    out, lse, *_ = forward(*_arguments(numbers, Inputs(q, k, v, **flatten(options)), forced()))
     return (out[0], lse[0]) if flat else (out, lse)
 
 
@@ -96,12 +97,12 @@ def _bind(args: Sequence[Any]) -> tuple[Passes, Inputs]:
         if i.name in NUMBERS and given[f"{i.name}_tensor"] is not None:
             x[i.name] = given[f"{i.name}_tensor"]
     q = given["q"]
-    passes = passes_of("attention", q, numbers)
+    passes = passes_of("attention", q, numbers, given["backend"])
     return passes, bind_inputs("attention", q, given["k"], given["v"], passes.options, unflatten(x))
 
 
-def _arguments(numbers: Mapping[str, Any], x: Inputs) -> tuple[Any, ...]:
-    """The common arguments of an operator, from options that are numbers and from inputs."""
+def _arguments(numbers: Mapping[str, Any], x: Inputs, backend: str | None) -> tuple[Any, ...]:
+    """The common arguments of an operator, from options that are numbers, inputs, and the name of a backend."""
     found: list[Any] = []
     for i, value in zip(INPUTS, x, strict=True):
         if i.name in NUMBERS:
@@ -113,11 +114,12 @@ def _arguments(numbers: Mapping[str, Any], x: Inputs) -> tuple[Any, ...]:
     for row in _ROWS:
         value = numbers[row.name]
         found += (value or (None, None)) if row.kind is Kind.PAIR else [value]
-    return tuple(found)
+    return (*found, backend)
 
 
-def _numbers_of(o: Options) -> dict[str, Any]:
-    return {row.name: getattr(o, row.name) for row in _ROWS}
+def _arguments_of_passes(passes: Passes, x: Inputs) -> tuple[Any, ...]:
+    numbers = {row.name: getattr(passes.options, row.name) for row in _ROWS}
+    return _arguments(numbers, x, passes.backend.NAME)
 
 
 def _operator(name: str, more: str, results: int) -> Callable[[Callable[..., Any]], Any]:
@@ -126,10 +128,14 @@ def _operator(name: str, more: str, results: int) -> Callable[[Callable[..., Any
     return lambda run: torch.library.custom_op(f"attngrad::{name}", run, mutates_args=(), schema=schema)
 
 
+def _refuse(what: str) -> NoReturn:
+    raise NotImplementedError(f"attngrad.torch.attention: {what} not available. Without torch.compile it is.")
+
+
 def _refuse_forward_mode() -> None:
     # Tangents are out of sight inside an operator, so the mere presence of forward mode must do.
     if _private.forward_mode_active():
-        _functions.refuse("forward mode through torch.ops.attngrad is")
+        _refuse("forward mode through torch.ops.attngrad is")
 
 
 def _filled(x: Inputs, given: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -180,20 +186,20 @@ def backward_tangent(*args: Any) -> tuple[Tensor, ...]:
 
 def gradient(passes: Passes, x: Inputs, dout: Any, dlse: Any, residuals: Sequence[Any]) -> tuple[Any, ...]:
     """The five gradients, None for an input that is not given."""
-    args = _arguments(_numbers_of(passes.options), x)
+    args = _arguments_of_passes(passes, x)
     residuals = residuals or forward(*args)[2:]
     return tuple(_masked(x, backward(*args, dout, dlse, *residuals)))
 
 
 def tangent(passes: Passes, x: Inputs, t: Sequence[Any]) -> tuple[Tensor, Tensor]:
     """``out_dot, lse_dot``."""
-    out_dot, lse_dot = forward_tangent(*_arguments(_numbers_of(passes.options), x), *t)
+    out_dot, lse_dot = forward_tangent(*_arguments_of_passes(passes, x), *t)
     return out_dot, lse_dot
 
 
 def curvature(passes: Passes, x: Inputs, t: Sequence[Any], cotangents: Sequence[Any]) -> tuple[Any, ...]:
     """The five gradients and their five tangents."""
-    both = backward_tangent(*_arguments(_numbers_of(passes.options), x), *t, *cotangents)
+    both = backward_tangent(*_arguments_of_passes(passes, x), *t, *cotangents)
     return tuple(_masked(x, both[:N_DIFFERENTIABLE])), tuple(_masked(x, both[N_DIFFERENTIABLE:]))
 
 
@@ -280,7 +286,7 @@ def _backward_of_backward(ctx: Any, *u: Tensor | None) -> tuple[Any, ...]:
 
 
 def _no_backward(ctx: Any, *u: Tensor | None) -> tuple[Any, ...]:
-    _functions.refuse("the third derivative inside torch.compile is")
+    _refuse("the third derivative inside torch.compile is")
 
 
 forward.register_autograd(_backward_of_forward, setup_context=_setup_forward)

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attngrad import backends
 from attngrad.backends.protocol import Backend
 from attngrad.core import option_checks
 from attngrad.core.binding import bind
@@ -24,7 +23,8 @@ from attngrad.core.checks import check_integer, fail
 from attngrad.core.operands import DIFFERENTIABLE, SEEDS, Gradients, Operands, Tangents, assemble, flatten
 from attngrad.core.options import ARRAYS, OPTIONS, STATIC, Kind, Options
 from attngrad.core.spec import Spec
-from attngrad.torch._tensors import Inputs, check_tensor, to_array, to_tensor
+from attngrad.torch._choice import choose, forced
+from attngrad.torch._tensors import Inputs, check_tensor, numpy_dtype, to_array, to_tensor
 
 Tensors = Sequence[Tensor | None]
 _FUNCTION = "attention"
@@ -38,24 +38,29 @@ _ONE = np.dtype(np.float64)
 
 
 @lru_cache(maxsize=1024, typed=True)  # True is not 1
-def _passes(function: str, device: str, features: int, names: tuple[str, ...] = (), *values: Any) -> Passes:
+def _passes(
+    function: str, device: str, name: str | None, features: int, names: tuple[str, ...] = (), *values: Any
+) -> Passes:
     one = Spec((1, features), _ONE)
     o = bind(function, one, one, one, {**dict(zip(names, values, strict=True)), **dict.fromkeys(SEEDS, 0)})[1]
-    o, backend = replace(o, **dict.fromkeys(SEEDS)), backends.find("torch", device)
+    o, backend = replace(o, **dict.fromkeys(SEEDS)), choose(device, name)
     direct = backend.by_address
     return Passes(o, backend, direct, None if direct is None else direct.prepare(o))
 
 
-def passes_of(function: str, q: Tensor, options: Any) -> Passes:
-    """The passes for the device of ``q``, with the options that are numbers, checked; the others are left alone."""
-    features = q.shape[-1] if q.ndim else 0
+def passes_of(function: str, q: Tensor, options: Any, backend: str | None = None) -> Passes:
+    """The passes for the device of ``q``, with the options that are numbers, checked; the others are left alone.
+
+    ``backend`` is the name of one, in place of that which the user has named.
+    """
+    where = (q.device.type, backend or forced(), q.shape[-1] if q.ndim else 0)
     if not options:
-        return _passes(function, q.device.type, features)
+        return _passes(function, *where)
     given = {name: value for name, value in options.items() if name in NUMBERS}
     for name in _PAIRS:
         if isinstance(given.get(name), list):
             given[name] = tuple(given[name])
-    arguments = (function, q.device.type, features, tuple(given), *given.values())
+    arguments = (function, *where, tuple(given), *given.values())
     try:
         return _passes(*arguments)
     except TypeError:  # what does not hash is not valid, nor is what the checks refuse: let them say so, uncached
@@ -71,14 +76,14 @@ def bind_inputs(function: str, q: Tensor, k: Tensor, v: Tensor, o: Options, opti
         if row.kind is Kind.IDS:
             if isinstance(value, (tuple, list)) and len(value) == 2:
                 for side, ids in zip("qk", value, strict=True):
-                    check_tensor(function, f"{side}_{name}", ids)
+                    check_tensor(function, f"{side}_{name}", ids, q)
             else:
                 one = Spec((1, 1), _ONE)
                 row.check(function, value, Operands(one, one, one))
         elif row.kind is Kind.OFFSET and not isinstance(value, Tensor):
             check_integer(function, name, value)
         elif row.is_array:
-            check_tensor(function, name, value)
+            check_tensor(function, name, value, q)
         elif row.kind is Kind.SEED:
             check_seed(function, value)
     option_checks.seed_beside(function, o.dropout, options.get("seed"))
@@ -150,18 +155,37 @@ class Passes(NamedTuple):
     def permit(self, what: str) -> None:
         """Nothing is refused here."""
 
+    @property
+    def on_arrays(self) -> bool:
+        """Whether the backend takes NumPy arrays, which share the memory of the tensors."""
+        return self.backend.LIBRARY == "numpy"
+
+    def taken(self, x: Any) -> Any:
+        """A tensor as the backend takes it."""
+        return to_array(x) if self.on_arrays else x
+
     def operands(self, x: Inputs) -> tuple[Operands, Options]:
         """As the backend takes them."""
-        return assemble(self.options, {name: to_array(y) for name, y in x._asdict().items()})
+        flat = x._asdict()
+        if self.on_arrays:
+            return assemble(self.options, {name: to_array(y) for name, y in flat.items()})
+        seeds = {name: flat.pop(name) for name in SEEDS}  # no number leaves the device
+        operands, o = assemble(self.options, flat)
+        return operands, replace(o, **seeds)
 
     def checked(self, x: Inputs) -> tuple[Operands, Options]:
         """The operands, their shapes and dtypes checked by the rules of the NumPy functions."""
+        seen = x
+        if not self.on_arrays:
+            flat = x._asdict().items()
+            seen = Inputs(**{n: _spec(y) if isinstance(y, Tensor) else y for n, y in flat if n not in SEEDS})
         if min(x.q.ndim, x.k.ndim) < 2:  # an error
-            bind(_FUNCTION, to_array(x.q), to_array(x.k), to_array(x.v), {})
-        operands, o = self.operands(x)
-        arrays: Any = {row.name: getattr(operands, row.name) for row in ARRAYS}
-        bind(_FUNCTION, operands.q, operands.k, operands.v, arrays)
-        option_checks.magnitudes(_FUNCTION, o, operands.q.dtype)
+            bind(_FUNCTION, to_array(seen.q), to_array(seen.k), to_array(seen.v), {})
+        read, o = assemble(self.options, {name: to_array(y) for name, y in seen._asdict().items()})
+        arrays: Any = {row.name: getattr(read, row.name) for row in ARRAYS}
+        bind(_FUNCTION, read.q, read.k, read.v, arrays)
+        option_checks.magnitudes(_FUNCTION, o, read.q.dtype)
+        operands, o = (read, o) if self.on_arrays else self.operands(x)
         if (reason := self.backend.refuses(operands, o)) is not None:
             raise NotImplementedError(f"{_FUNCTION}: {reason}")
         return operands, o
@@ -169,26 +193,26 @@ class Passes(NamedTuple):
     def forward(self, x: Inputs, save: bool = True) -> tuple[Tensor, ...]:
         """``out, lse``, and the residuals; checks what it is given."""
         out, lse, residuals = self.backend.forward(*self.checked(x), save=save)
-        return to_tensor(out), to_tensor(lse), *map(to_tensor, residuals)
+        return tuple(map(to_tensor, (out, lse, *residuals)))
 
     def backward(self, x: Inputs, residuals: Sequence[Tensor], dout: Any, dlse: Any) -> tuple[Tensor, ...]:
         """The gradients of the inputs that are given, of <dout, out> + <dlse, lse>."""
         operands, o = self.checked(x)  # again: .data of an input may have been replaced since
-        kept = [to_array(y) for y in residuals] or self.backend.forward(operands, o)[2]
+        kept = [self.taken(y) for y in residuals] or self.backend.forward(operands, o)[2]
         if kept[0].shape != self.backend.residual_specs(operands, o)[0].shape:
             refuse_replaced()
-        return given(self.backend.backward(operands, o, kept, to_array(dout), to_array(dlse)))
+        return given(self.backend.backward(operands, o, kept, self.taken(dout), self.taken(dlse)))
 
     def forward_tangent(self, x: Inputs, t: Tensors) -> tuple[Tensor, Tensor]:
         """``out_dot, lse_dot``."""
-        _, _, out_dot, lse_dot = self.backend.forward_tangent(*self.operands(x), Tangents(*map(to_array, t)))
+        _, _, out_dot, lse_dot = self.backend.forward_tangent(*self.operands(x), Tangents(*map(self.taken, t)))
         return to_tensor(out_dot), to_tensor(lse_dot)
 
     def backward_tangent(self, x: Inputs, t: Tensors, cotangents: Tensors) -> tuple[Tensor, ...]:
         """The gradients, then their tangents."""
-        dout, dlse, dout_dot, dlse_dot = map(to_array, cotangents)
+        dout, dlse, dout_dot, dlse_dot = map(self.taken, cotangents)
         found = self.backend.backward_tangent(
-            *self.operands(x), Tangents(*map(to_array, t)), dout, dout_dot, dlse, dlse_dot
+            *self.operands(x), Tangents(*map(self.taken, t)), dout, dout_dot, dlse, dlse_dot
         )
         return *given(found.grads), *given(found.grads_dot)
 
@@ -196,6 +220,10 @@ class Passes(NamedTuple):
 def given(grads: Gradients) -> tuple[Tensor, ...]:
     """The gradients that are there."""
     return tuple(to_tensor(g) for g in grads if g is not None)
+
+
+def _spec(x: Tensor) -> Spec:
+    return Spec(tuple(x.shape), numpy_dtype(_FUNCTION, x))
 
 
 class KeptArrays(NamedTuple):

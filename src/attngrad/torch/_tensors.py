@@ -34,8 +34,10 @@ def to_array(x: Any) -> Array:
     return x.numpy(force=True)
 
 
-def to_tensor(x: Array) -> Tensor:
+def to_tensor(x: Array | Tensor) -> Tensor:
     """The memory of ``x`` as a tensor."""
+    if isinstance(x, Tensor):
+        return x
     if not x.flags.writeable:
         x = x.copy()
     if x.dtype == BFLOAT16:
@@ -49,14 +51,13 @@ def wide_dtype(dtype: torch.dtype) -> torch.dtype:
     return _COMPUTED.get(dtype, dtype)
 
 
-def check_tensor(function: str, name: str, x: object) -> None:
-    """``x`` is a strided tensor in the memory of the CPU."""
+def check_tensor(function: str, name: str, x: object, beside: Tensor | None = None) -> None:
+    """``x`` is a strided tensor, on the device of ``beside``."""
     if not isinstance(x, Tensor):
         remedy = "Convert it with torch.as_tensor; attngrad.attention takes NumPy arrays."
         fail(TypeError, function, name, "be a torch.Tensor", kind_of(x), remedy)
-    if not x.is_cpu:
-        remedy = "Move it with .cpu(); attngrad.reference computes, densely, on any device."
-        fail(ValueError, function, name, "be on the CPU", f"device {x.device}", remedy)
+    if beside is not None and x.device != beside.device:
+        fail(ValueError, function, name, f"be on the device of q, {beside.device}", x.device, "Move it with .to().")
     if x.layout is not torch.strided:
         fail(TypeError, function, name, "be a strided tensor", f"layout {x.layout}", "Convert it with .to_dense().")
     if (x.is_floating_point() and x.dtype.itemsize == 1) or x.dtype is torch.complex32:  # which NumPy does not know

@@ -54,7 +54,7 @@ def attention_weights(q: Tensor, k: Tensor, lse: Tensor | None = None, **options
         seed: Any = options.get("seed")
         option_checks.seed_beside(name, o.dropout, seed)
         check_seed(name, seed)
-        keep = torch.from_numpy(keep_mask(tuple(weights.shape), o.dropout, int(seed) % 2**64))
+        keep = keep_mask(tuple(weights.shape), o.dropout, seed, like=weights)
         weights = weights * keep / (1.0 - o.dropout)
     return weights.to(q.dtype)
 

@@ -16,6 +16,7 @@ from attngrad.backends.cpu.threads import choose_isa
 from attngrad.backends.merge import refuses
 
 __all__ = [
+    "LIBRARY",
     "NAME",
     "backward",
     "backward_parts",
@@ -31,5 +32,6 @@ __all__ = [
 ]
 
 NAME = "cpu"
+LIBRARY = "numpy"
 
 choose_isa()

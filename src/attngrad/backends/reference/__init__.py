@@ -19,6 +19,7 @@ from attngrad.core.options import Options
 from attngrad.reference.jacobians import dense_jacobian
 
 __all__ = [
+    "LIBRARY",
     "NAME",
     "backward",
     "backward_parts",
@@ -36,6 +37,7 @@ __all__ = [
 ]
 
 NAME = "reference"
+LIBRARY = "numpy"
 by_address = None
 
 

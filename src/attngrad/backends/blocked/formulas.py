@@ -1,0 +1,272 @@
+"""The formulas of docs/notation.md for one block, in as few passes over its matrices as torch operations allow.
+
+They compute what the steps of the reference do, in place where they can, and mask only what is hidden. A matrix is
+(..., Hq, t, s); a key head is multiplied with the queries of all heads that read it at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attngrad.backends.blocked.blocks import Block
+from attngrad.core.options import Options
+from attngrad.core.philox import keep_mask
+from attngrad.reference.dense import seen, sum_sinks, sum_to
+from attngrad.reference.modifiers import IDENTITY, modifiers
+
+
+class Formulas:
+    """The quantities of one block, by the names of the steps; ``x`` are its slices, in the dtype of computation."""
+
+    def __init__(self, block: Block, o: Options, x: Mapping[str, Any]) -> None:
+        self.block, self.o, self.x = block, o, x
+        q, k = x["q"], x["k"]
+        self.rows = q.shape[:-1]
+        self.folded = (*k.shape[:-2], -1) if q.shape[-3] != k.shape[-3] else None
+        self.modifier = modifiers(o)
+        self.bias, self.sinks = x.get("bias"), x.get("sinks")
+        self.qs = q * o.scale
+        self.keep = self._keep()
+
+    # --- products: rows with keys, a matrix with keys, a matrix with rows ---------------------------------------------
+
+    def _fold(self, x: Tensor) -> Tensor:
+        """Rows of all query heads of a key head, one after the other."""
+        return x if self.folded is None else x.reshape(*self.folded, x.shape[-1])
+
+    def dots(self, rows: Tensor, keys: Tensor, to: Tensor | None = None) -> Tensor:
+        """The matrix rows keys^T, or added ``to`` one."""
+        found = _product(self._fold(rows), keys.mT, None if to is None else self._fold(to))
+        return found.view(*self.rows, keys.shape[-2])
+
+    def combine(self, matrix: Tensor, keys: Tensor, to: Tensor | None = None) -> Tensor:
+        """Rows: matrix keys, or added ``to`` them."""
+        found = _product(self._fold(matrix), keys, None if to is None else self._fold(to))
+        return found.view(*self.rows, keys.shape[-1])
+
+    def collect(self, matrix: Tensor, rows: Tensor, to: Tensor | None = None) -> Tensor:
+        """Keys: matrix^T rows, over the query heads of a key head; or added ``to`` them."""
+        return _product(self._fold(matrix).mT, self._fold(rows), to)
+
+    def drop(self, matrix: Tensor) -> Tensor:
+        """matrix o M."""
+        return matrix if self.keep is None else matrix * self.keep
+
+    def _keep(self) -> Tensor | None:
+        seed = self.x.get("seed")
+        if not self.o.dropout or seed is None:
+            return None
+        origin = (0, 0, self.block.rows.start, self.block.keys.start)
+        keep: Tensor = keep_mask((*self.rows, self.x["k"].shape[-2]), self.o.dropout, seed, origin, like=self.qs)
+        return keep.to(self.qs.dtype).mul_(1.0 / (1.0 - self.o.dropout))
+
+    # --- forward: (F1) to (F5) ----------------------------------------------------------------------------------------
+
+    def scores(self) -> Tensor:
+        """(F1), (F2): -inf where hidden. With a modifier, ``self.z`` is kept for its derivatives."""
+        self.z = self.dots(self.qs, self.x["k"])
+        s = self.z if self.modifier is IDENTITY else self.modifier.value(self.z)
+        if self.bias is not None:
+            s = s.add_(self.bias) if s is not self.z or self.modifier is IDENTITY else s + self.bias
+        for keys in self._partly_hidden():
+            part = s.narrow(-1, keys.start, len(keys))
+            part.masked_fill_(~self._visible(keys), -torch.inf)
+        return s
+
+    def _partly_hidden(self) -> list[range]:
+        """The keys, counted within the block, that some query of the block may not see."""
+        x, o, (rows, keys) = self.x, self.o, self.block
+        if x.get("mask") is not None or x.get("q_segments") is not None or not isinstance(x["offset"], int):
+            return [range(len(keys))]
+        low, high = keys.start, keys.stop
+        left, right = o.window or (None, None)
+        first, last = rows.start + x["offset"], rows.stop - 1 + x["offset"]
+        if left is not None:
+            low = max(low, last - left)
+        for side in ((0,) if o.causal else ()) + (() if right is None else (right,)):
+            high = min(high, first + side + 1)
+        low, high = min(low, keys.stop), max(high, keys.start)
+        if low >= high:
+            return [range(len(keys))] if keys else []
+        return [range(a - keys.start, b - keys.start) for a, b in ((keys.start, low), (high, keys.stop)) if a < b]
+
+    def _visible(self, keys: range) -> Tensor:
+        x, first = self.x, self.block.keys.start + keys.start
+        mask, segments = x.get("mask"), None
+        if mask is not None and mask.shape[-1] != 1:
+            mask = mask.narrow(-1, keys.start, len(keys))
+        if x.get("q_segments") is not None:
+            segments = x["q_segments"], x["k_segments"].narrow(-1, keys.start, len(keys))
+        k = x["k"].narrow(-2, keys.start, len(keys))
+        offset = x["offset"] + (self.block.rows.start - first)
+        found: Tensor = seen(x["q"], k, None, mask, segments, offset, self.o.causal, self.o.window)
+        return found
+
+    def softmax(self) -> Tensor:
+        """(F3), (F4): p, from the row statistics where they are given; ``self.row_max`` and ``self.inv_row_sum``."""
+        s, x = self.scores(), self.x
+        if "row_max" in x:
+            self.row_max, self.inv_row_sum = x["row_max"], x["inv_row_sum"]
+            return s.sub_(self.row_max[..., None]).exp_().mul_(self.inv_row_sum[..., None])
+        row_max = s.amax(-1) if s.shape[-1] else s.new_full(self.rows, -torch.inf)
+        if self.sinks is not None:
+            row_max = torch.maximum(row_max, self.sinks[:, None])
+        self.row_max = row_max.masked_fill(row_max == -torch.inf, 0.0)
+        e = s.sub_(self.row_max[..., None]).exp_()
+        total = e.sum(-1)
+        if self.sinks is not None:
+            total = total + (self.sinks[:, None] - self.row_max).exp()
+        self.inv_row_sum = (1.0 / total).masked_fill(total == 0, 0.0)
+        self.lse = torch.where(total == 0, -torch.inf, self.row_max + total.log())
+        return e.mul_(self.inv_row_sum[..., None])
+
+    def forward(self) -> dict[str, Tensor]:
+        """out, lse and the row statistics."""
+        p = self.softmax()
+        out = self.combine(self.drop(p), self.x["v"])
+        return {"out": out, "lse": self.lse, "row_max": self.row_max, "inv_row_sum": self.inv_row_sum}
+
+    # --- reverse mode: (R1) to (R9) -----------------------------------------------------------------------------------
+
+    def _cotangent(self, suffix: str = "") -> tuple[Tensor, Tensor | None]:
+        """dout, exactly zero in the rows that see nothing, whatever it holds there; and dlse."""
+        dout, dlse = self.x.get(f"dout{suffix}"), self.x.get(f"dlse{suffix}")
+        if dout is None:
+            dout = self.x["v"].new_zeros(()).expand(*self.rows, self.x["v"].shape[-1])
+        return dout.masked_fill((self.inv_row_sum == 0)[..., None], 0.0), dlse
+
+    def _share(self) -> Tensor:
+        """The weight of the sink."""
+        found: Tensor = (self.x["sinks"][:, None] - self.row_max).exp().mul_(self.inv_row_sum)
+        return found
+
+    def backward(self) -> dict[str, Tensor]:
+        """The gradients, from the residuals of the forward pass."""
+        p = self.softmax()
+        dout, dlse = self._cotangent()
+        delta = (dout * self.x["out"]).sum(-1)
+        if dlse is not None:
+            delta = delta - dlse
+        dv = self.collect(self.drop(p), dout)
+        dp = self.dots(dout, self.x["v"])
+        if self.keep is not None:
+            dp.mul_(self.keep)
+        ds = dp.sub_(delta[..., None]).mul_(p)
+        return {"dv": dv, **self._from_scores(ds, delta)}
+
+    def _from_scores(self, ds: Tensor, delta: Tensor) -> dict[str, Tensor]:
+        """(R5) to (R9)."""
+        found: dict[str, Tensor] = {}
+        if self.bias is not None:
+            found["dbias"] = sum_to(ds, self.bias.shape)
+        if self.sinks is not None:
+            found["dsinks"] = sum_sinks(-(self._share() * delta), self.sinks)
+        if self.modifier is not IDENTITY:
+            ds = ds * self.modifier.first(self.z)
+        self.dz = ds
+        return {**found, "dq": self.combine(ds, self.x["k"]) * self.o.scale, "dk": self.collect(ds, self.qs)}
+
+    # --- forward mode: (T1) to (T5) -----------------------------------------------------------------------------------
+
+    def _dot(self, name: str) -> Tensor | None:
+        found: Tensor | None = self.x.get(f"{name}_dot")
+        return found
+
+    def _tangent(self, p: Tensor) -> Tensor:
+        """(T1) to (T3): s_dot - lse_dot; ``self.lse_dot``, and ``self.z_dot`` with a modifier."""
+        q_dot, k_dot, bias_dot, sinks_dot = map(self._dot, ("q", "k", "bias", "sinks"))
+        z_dot = None if q_dot is None else self.dots(q_dot * self.o.scale, self.x["k"])
+        if k_dot is not None:
+            z_dot = self.dots(self.qs, k_dot, z_dot)
+        s_dot = torch.zeros_like(p) if z_dot is None else z_dot
+        if self.modifier is not IDENTITY:
+            self.z_dot = s_dot
+            s_dot = s_dot * self.modifier.first(self.z)
+        if bias_dot is not None:
+            s_dot.add_(bias_dot)
+        self.lse_dot = (p * s_dot).sum(-1)
+        if sinks_dot is not None:
+            self.lse_dot = self.lse_dot + self._share() * sinks_dot[:, None]
+        return s_dot.sub_(self.lse_dot[..., None])
+
+    def _move_out(self, p: Tensor, p_dot: Tensor) -> Tensor:
+        """(T5), of the weights o M."""
+        found, v_dot = self.combine(p_dot, self.x["v"]), self._dot("v")
+        return found if v_dot is None else self.combine(p, v_dot, found)
+
+    def forward_tangent(self) -> dict[str, Tensor]:
+        """out, lse and their tangents."""
+        p = self.softmax()
+        p_dot = self._tangent(p).mul_(p)
+        p, p_dot = self.drop(p), self.drop(p_dot)
+        out, out_dot = self.combine(p, self.x["v"]), self._move_out(p, p_dot)
+        return {"out": out, "lse": self.lse, "out_dot": out_dot, "lse_dot": self.lse_dot}
+
+    # --- second order: (H1) to (H9) -----------------------------------------------------------------------------------
+
+    def backward_tangent(self) -> dict[str, Tensor]:
+        """out, the gradients, and their tangents."""
+        x, p = self.x, self.softmax()
+        moved = self._tangent(p)  # s_dot - lse_dot: p_dot = p o moved
+        dropped, dropped_dot = self.drop(p), self.drop(p * moved)
+        out, out_dot = self.combine(dropped, x["v"]), self._move_out(dropped, dropped_dot)
+        (dout, dlse), (dout_dot, dlse_dot) = self._cotangent(), self._cotangent("_dot")
+        delta, delta_dot = (dout * out).sum(-1), (dout_dot * out + dout * out_dot).sum(-1)
+        delta = delta if dlse is None else delta - dlse
+        delta_dot = delta_dot if dlse_dot is None else delta_dot - dlse_dot
+        dv, dv_dot = self.collect(dropped, dout), self.collect(dropped_dot, dout)
+        del dropped_dot
+        dp, dp_dot = self.dots(dout, x["v"]), None
+        if x.get("dout_dot") is not None:
+            dv_dot = self.collect(dropped, dout_dot, dv_dot)
+            dp_dot = self.dots(dout_dot, x["v"])
+        del dropped
+        if (v_dot := self._dot("v")) is not None:
+            dp_dot = self.dots(dout, v_dot, dp_dot)
+        if self.keep is not None:
+            dp.mul_(self.keep)
+            dp_dot = None if dp_dot is None else dp_dot.mul_(self.keep)
+        ds = dp.sub_(delta[..., None])
+        moved.mul_(ds)
+        ds_dot = (moved if dp_dot is None else moved.add_(dp_dot)).sub_(delta_dot[..., None]).mul_(p)
+        ds.mul_(p)
+        grads = self._from_scores(ds, delta)
+        return {
+            "out": out,
+            "out_dot": out_dot,
+            "dv": dv,
+            "dv_dot": dv_dot,
+            **grads,
+            **self._move(ds, ds_dot, delta, delta_dot),
+        }
+
+    def _move(self, ds: Tensor, ds_dot: Tensor, delta: Tensor, delta_dot: Tensor) -> dict[str, Tensor]:
+        """(H4) to (H9), but for v."""
+        found: dict[str, Tensor] = {}
+        if self.bias is not None:
+            found["dbias_dot"] = sum_to(ds_dot, self.bias.shape)
+        if self.sinks is not None:
+            sinks_dot = self._dot("sinks")
+            shift = -self.lse_dot if sinks_dot is None else sinks_dot[:, None] - self.lse_dot
+            found["dsinks_dot"] = sum_sinks(-(self._share() * (shift * delta + delta_dot)), self.sinks)
+        if self.modifier is not IDENTITY:
+            ds_dot = ds_dot * self.modifier.first(self.z) + ds * self.modifier.second(self.z) * self.z_dot
+        dq_dot, dk_dot = self.combine(ds_dot, self.x["k"]), self.collect(ds_dot, self.qs)
+        if (k_dot := self._dot("k")) is not None:
+            dq_dot = self.combine(self.dz, k_dot, dq_dot)
+        if (q_dot := self._dot("q")) is not None:
+            dk_dot = self.collect(self.dz, q_dot * self.o.scale, dk_dot)
+        return {**found, "dq_dot": dq_dot * self.o.scale, "dk_dot": dk_dot}
+
+
+def _product(a: Tensor, b: Tensor, to: Tensor | None) -> Tensor:
+    """a b, or added ``to`` a contiguous matrix."""
+    if to is None:
+        return a @ b
+    a, b = (x.reshape(-1, *x.shape[-2:]) for x in (a, b))
+    to.view(-1, *to.shape[-2:]).baddbmm_(a, b)
+    return to
