@@ -9,6 +9,7 @@ import types
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 
 from attngrad import backends, reference
 from attngrad.backends.protocol import Backend
@@ -16,10 +17,43 @@ from attngrad.core.binding import bind
 from attngrad.core.operands import DIFFERENTIABLE, Tangents
 from attngrad.core.spec import Spec
 from attngrad.testing import relative_error
+from attngrad.torch._tensors import to_array, to_tensor
 from cases import EVERYTHING, SHAPES, SINGLES, label, make
 
 GRID = [*SINGLES, EVERYTHING, ("causal", "bias", "sinks"), ("masked rows", "sinks", "dropout")]
 every_backend = pytest.mark.parametrize("name", backends.REGISTRY)
+in_parts_too = pytest.mark.parametrize("name", [name for name in backends.REGISTRY if name != "blocked"])
+
+
+def load(name):
+    """The backend; one that takes tensors, behind NumPy arrays."""
+    backend = backends.get(name)
+    return backend if backend.LIBRARY == "numpy" else OnArrays(backend)
+
+
+class OnArrays:
+    """The four passes of a backend of tensors, for arrays."""
+
+    def __init__(self, backend):
+        self.refuses, self.residual_specs, self._backend = backend.refuses, backend.residual_specs, backend
+
+    def __getattr__(self, member):
+        def change(x, one, kind):
+            if isinstance(x, kind):
+                return one(x)
+            if isinstance(x, (tuple, list)):
+                parts = [change(y, one, kind) for y in x]
+                return type(x)(*parts) if hasattr(x, "_fields") else type(x)(parts)
+            return x
+
+        def run(*args, **kwargs):
+            kwargs = {key: change(x, to_tensor, np.ndarray) for key, x in kwargs.items()}
+            found = getattr(self._backend, member)(*change(args, to_tensor, np.ndarray), **kwargs)
+            return change(found, to_array, torch.Tensor)
+
+        return run
+
+
 grid = pytest.mark.parametrize("names", GRID, ids=label)
 
 
@@ -44,7 +78,7 @@ def bound_case(names, shape="grouped", dtype=None):
 @every_backend
 @grid
 def test_the_four_passes_are_those_of_the_reference(name, names):
-    backend = backends.get(name)
+    backend = load(name)
     case, x, o = bound_case(names)
     assert backend.refuses(x, o) is None
     out, lse, residuals = backend.forward(x, o)
@@ -64,7 +98,7 @@ def test_the_four_passes_are_those_of_the_reference(name, names):
     close((second.out, second.out_dot), (moved[0][0], moved[1][0]))
 
 
-@every_backend
+@in_parts_too
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, ml_dtypes.bfloat16])
 def test_residuals_are_as_announced_and_results_may_be_written_in_place(name, dtype):
     backend = backends.get(name)
@@ -140,7 +174,7 @@ def whole(backend, case, x, o):
     return out, lse, *backend.forward_tangent(x, o, case.t)[2:], g.q, g.k, g.v, g.sinks
 
 
-@every_backend
+@in_parts_too
 @grid
 @pytest.mark.parametrize("shape", ["grouped", "more queries than keys"])
 def test_parts_of_the_keys_give_what_the_whole_gives(name, names, shape):
@@ -149,7 +183,7 @@ def test_parts_of_the_keys_give_what_the_whole_gives(name, names, shape):
     close(in_parts(backend, case, x, o), whole(backend, case, x, o))
 
 
-@every_backend
+@in_parts_too
 def test_a_query_that_sees_nothing_in_any_part_passes_nothing_on(name):
     backend = backends.get(name)
     case, x, o = bound_case(("masked rows", "sinks"))
@@ -179,10 +213,13 @@ def test_a_backend_has_all_that_the_protocol_names(name):
 def test_backends_are_found_by_name_and_by_device():
     for library in ("numpy", "torch", "jax"):
         assert backends.find(library, "cpu").NAME == "cpu"
-    with pytest.raises(ValueError, match="backend must be one of cpu, reference; got 'gpu'"):
+    with pytest.raises(ValueError, match="backend must be one of cpu, blocked, reference; got 'gpu'"):
         backends.get("gpu")
-    with pytest.raises(ValueError, match=r"where a backend computes \(cpu: .*\); got torch on cuda"):
-        backends.find("torch", "cuda")
+    assert backends.find("torch", "cuda").NAME == backends.find("torch", "mps").NAME == "blocked"
+    with pytest.raises(
+        ValueError, match=r"where a backend computes \(cpu: .*; blocked: torch on any.*\); got jax on cuda"
+    ):
+        backends.find("jax", "cuda")
 
 
 def test_the_dense_backend_is_never_a_default():

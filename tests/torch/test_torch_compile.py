@@ -29,7 +29,9 @@ def arguments(names, dtype=torch.float64):
             options[name] = options[name].to(dtype).requires_grad_()
     q, k, v = (torch.tensor(x, dtype=dtype, requires_grad=True) for x in case.qkv)
     o = passes_of("attention", q, options).options
-    return case, _ops._arguments(_ops._numbers_of(o), bind_inputs("attention", q, k, v, o, options))
+    return case, _ops._arguments(
+        {row.name: getattr(o, row.name) for row in _ops._ROWS}, bind_inputs("attention", q, k, v, o, options), None
+    )
 
 
 @pytest.mark.parametrize("names", [(), ("causal", "mask"), ("bias of a head", "sinks"), EVERYTHING], ids=label)

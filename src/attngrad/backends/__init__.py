@@ -44,14 +44,14 @@ def get(name: str) -> Backend:
 
 @lru_cache
 def find(library: str, device: str) -> Backend:
-    """The backend for arrays of a library on a device: the first of the registry that has it.
+    """The backend for arrays of a library on a device: the first of the registry that names it, or takes any.
 
     >>> find("numpy", "cpu").NAME
     'cpu'
     """
-    for name, entry in REGISTRY.items():
-        if entry.takes(library, device):
-            return get(name)
+    fitting = [name for name, entry in REGISTRY.items() if entry.takes(library, device)]
+    if fitting:
+        return get(min(fitting, key=lambda name: REGISTRY[name].devices is None))
     there = "; ".join(
         f"{name}: {', '.join(entry.libraries)} on {'any device' if entry.devices is None else ', '.join(entry.devices)}"
         for name, entry in REGISTRY.items()

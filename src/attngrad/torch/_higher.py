@@ -80,7 +80,7 @@ class Sum(NamedTuple):
         return found
 
     def pullback(self, tensors: Sequence[Tensor], u: Sequence[Tensor | None], needed: Sequence[bool]) -> list[Any]:
-        """The gradients of the tensors that are ``needed``, None for the others, from cotangents ``u`` of the results."""
+        """The gradients of the tensors that are ``needed``, None for the others; ``u`` are cotangents."""
         moving = tuple(i for i, need in enumerate(needed) if need)
         counting = tuple(i for i, c in enumerate(u) if c is not None)
         found: list[Any] = [None] * len(tensors)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, NoReturn
+
 from attngrad.backends.blocked.passes import (
     backward,
     backward_tangent,
@@ -12,16 +14,30 @@ from attngrad.backends.blocked.passes import (
 )
 
 __all__ = [
+    "LIBRARY",
     "NAME",
     "backward",
+    "backward_parts",
     "backward_tangent",
     "by_address",
     "forward",
+    "forward_parts",
     "forward_tangent",
     "refuses",
     "residual_specs",
+    "tangent_parts",
 ]
 
 NAME = "blocked"
 LIBRARY = "torch"
 by_address = None
+
+
+def forward_parts(*args: Any) -> NoReturn:
+    """Not there yet: an error that says so."""
+    raise NotImplementedError(
+        "attngrad: the blocked backend has no passes over parts of the keys, as a ring needs them."
+    )
+
+
+backward_parts = tangent_parts = forward_parts

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attngrad.backends.blocked.blocks import Block
+from attngrad.backends.blocked.blocks import PLANE, Block
 from attngrad.core.options import Options
 from attngrad.core.philox import keep_mask
 from attngrad.reference.dense import seen, sum_sinks, sum_to
@@ -73,14 +73,17 @@ class Formulas:
         if self.bias is not None:
             s = s.add_(self.bias) if s is not self.z or self.modifier is IDENTITY else s + self.bias
         for keys in self._partly_hidden():
-            part = s.narrow(-1, keys.start, len(keys))
-            part.masked_fill_(~self._visible(keys), -torch.inf)
+            hidden = ~self._visible(keys)
+            s.narrow(-1, keys.start, len(keys)).masked_fill_(hidden, -torch.inf)
+            if self.modifier is not IDENTITY:  # which has no slope there, whatever z holds
+                self.z.narrow(-1, keys.start, len(keys)).masked_fill_(hidden, 0.0)
         return s
 
     def _partly_hidden(self) -> list[range]:
         """The keys, counted within the block, that some query of the block may not see."""
         x, o, (rows, keys) = self.x, self.o, self.block
-        if x.get("mask") is not None or x.get("q_segments") is not None or not isinstance(x["offset"], int):
+        everywhere = (self.bias, x.get("mask"), x.get("q_segments"))
+        if any(y is not None for y in everywhere) or not isinstance(x["offset"], int):
             return [range(len(keys))]
         low, high = keys.start, keys.stop
         left, right = o.window or (None, None)
@@ -96,33 +99,42 @@ class Formulas:
 
     def _visible(self, keys: range) -> Tensor:
         x, first = self.x, self.block.keys.start + keys.start
-        mask, segments = x.get("mask"), None
-        if mask is not None and mask.shape[-1] != 1:
-            mask = mask.narrow(-1, keys.start, len(keys))
+        bias, mask = (
+            y if y is None else PLANE.take(y, Block(range(y.shape[-2]), keys)) for y in (self.bias, x.get("mask"))
+        )
+        segments = None
         if x.get("q_segments") is not None:
             segments = x["q_segments"], x["k_segments"].narrow(-1, keys.start, len(keys))
         k = x["k"].narrow(-2, keys.start, len(keys))
         offset = x["offset"] + (self.block.rows.start - first)
-        found: Tensor = seen(x["q"], k, None, mask, segments, offset, self.o.causal, self.o.window)
+        found: Tensor = seen(x["q"], k, bias, mask, segments, offset, self.o.causal, self.o.window)
         return found
 
     def softmax(self) -> Tensor:
         """(F3), (F4): p, from the row statistics where they are given; ``self.row_max`` and ``self.inv_row_sum``."""
         s, x = self.scores(), self.x
         if "row_max" in x:
-            self.row_max, self.inv_row_sum = x["row_max"], x["inv_row_sum"]
+            self._keep_rows(x["row_max"], x["inv_row_sum"])
             return s.sub_(self.row_max[..., None]).exp_().mul_(self.inv_row_sum[..., None])
         row_max = s.amax(-1) if s.shape[-1] else s.new_full(self.rows, -torch.inf)
         if self.sinks is not None:
             row_max = torch.maximum(row_max, self.sinks[:, None])
-        self.row_max = row_max.masked_fill(row_max == -torch.inf, 0.0)
-        e = s.sub_(self.row_max[..., None]).exp_()
-        total = e.sum(-1)
+        row_max = row_max.masked_fill(row_max == -torch.inf, 0.0)
+        e = s.sub_(row_max[..., None]).exp_()
+        of_keys = total = e.sum(-1)
         if self.sinks is not None:
-            total = total + (self.sinks[:, None] - self.row_max).exp()
-        self.inv_row_sum = (1.0 / total).masked_fill(total == 0, 0.0)
-        self.lse = torch.where(total == 0, -torch.inf, self.row_max + total.log())
+            total = total + (self.sinks[:, None] - row_max).exp()
+        self.lse = torch.where(total == 0, -torch.inf, row_max + total.log())
+        self._keep_rows(row_max, (1.0 / total).masked_fill(of_keys == 0, 0.0))
         return e.mul_(self.inv_row_sum[..., None])
+
+    def _keep_rows(self, row_max: Tensor, inv_row_sum: Tensor) -> None:
+        """The row statistics. A row that sees no key has inv_row_sum = 0, and takes no part, whatever it holds."""
+        self.row_max, self.inv_row_sum = row_max, inv_row_sum
+        self.qs = self._seen(self.qs)
+
+    def _seen(self, rows: Tensor) -> Tensor:
+        return rows.masked_fill((self.inv_row_sum == 0)[..., None], 0.0)
 
     def forward(self) -> dict[str, Tensor]:
         """out, lse and the row statistics."""
@@ -133,16 +145,17 @@ class Formulas:
     # --- reverse mode: (R1) to (R9) -----------------------------------------------------------------------------------
 
     def _cotangent(self, suffix: str = "") -> tuple[Tensor, Tensor | None]:
-        """dout, exactly zero in the rows that see nothing, whatever it holds there; and dlse."""
+        """dout and dlse."""
         dout, dlse = self.x.get(f"dout{suffix}"), self.x.get(f"dlse{suffix}")
         if dout is None:
             dout = self.x["v"].new_zeros(()).expand(*self.rows, self.x["v"].shape[-1])
-        return dout.masked_fill((self.inv_row_sum == 0)[..., None], 0.0), dlse
+        return self._seen(dout), dlse
 
     def _share(self) -> Tensor:
-        """The weight of the sink."""
-        found: Tensor = (self.x["sinks"][:, None] - self.row_max).exp().mul_(self.inv_row_sum)
-        return found
+        """The weight of the sink: 1 in a row that sees it alone."""
+        sigma = self.x["sinks"][:, None]
+        among = (sigma - self.row_max).exp() * self.inv_row_sum
+        return torch.where(self.inv_row_sum == 0, (sigma > -torch.inf).to(among.dtype), among)
 
     def backward(self) -> dict[str, Tensor]:
         """The gradients, from the residuals of the forward pass."""
@@ -179,7 +192,7 @@ class Formulas:
     def _tangent(self, p: Tensor) -> Tensor:
         """(T1) to (T3): s_dot - lse_dot; ``self.lse_dot``, and ``self.z_dot`` with a modifier."""
         q_dot, k_dot, bias_dot, sinks_dot = map(self._dot, ("q", "k", "bias", "sinks"))
-        z_dot = None if q_dot is None else self.dots(q_dot * self.o.scale, self.x["k"])
+        z_dot = None if q_dot is None else self.dots(self._seen(q_dot * self.o.scale), self.x["k"])
         if k_dot is not None:
             z_dot = self.dots(self.qs, k_dot, z_dot)
         s_dot = torch.zeros_like(p) if z_dot is None else z_dot
@@ -259,7 +272,7 @@ class Formulas:
         if (k_dot := self._dot("k")) is not None:
             dq_dot = self.combine(self.dz, k_dot, dq_dot)
         if (q_dot := self._dot("q")) is not None:
-            dk_dot = self.collect(self.dz, q_dot * self.o.scale, dk_dot)
+            dk_dot = self.collect(self.dz, self._seen(q_dot * self.o.scale), dk_dot)
         return {**found, "dq_dot": dq_dot * self.o.scale, "dk_dot": dk_dot}
 
 

@@ -17,7 +17,7 @@ from attngrad.core.operands import DIFFERENTIABLE, SEEDS, Gradients, Operands, T
 from attngrad.core.options import Options
 from attngrad.core.spec import Spec
 
-_COMPUTE = {getattr(torch, d.name): d.compute for d in TABLE}
+_COMPUTE = {**{d.numpy: d.compute for d in TABLE}, **{getattr(torch, d.name): d.compute for d in TABLE}}
 MATRICES = {"forward": 4, "backward": 7, "forward_tangent": 8, "backward_tangent": 16}
 """About how many matrices of queries by keys a pass has at a time."""
 
@@ -63,8 +63,9 @@ def forward(
 ) -> tuple[Tensor, Tensor, Sequence[Tensor]]:
     """``out, lse, residuals``."""
     found = compute(x, o, Formulas.forward, ("out", "lse", *(tuple(RESIDUALS)[1:] if save else ())))
-    out, lse, *rest = found.values()
-    return out.to(x.q.dtype, copy=save), lse, (out, *rest) if save else ()  # out may be written to
+    wide, lse, *rest = found.values()
+    out, lse, *residuals = _placed((wide.to(x.q.dtype, copy=save), lse, *((wide, *rest) if save else ())), into)
+    return out, lse, tuple(residuals)
 
 
 def backward(
@@ -80,7 +81,8 @@ def backward(
     """The VJP."""
     names = [f"d{name}" for name in DIFFERENTIABLE if name in wanted and getattr(x, name) is not None]
     kept = dict(zip(RESIDUALS, residuals, strict=True))
-    return _gradients(x, compute(x, o, Formulas.backward, names, dout=dout, dlse=dlse, **kept), "")
+    g = _gradients(x, compute(x, o, Formulas.backward, names, dout=dout, dlse=dlse, **kept), "")
+    return Gradients(*_placed(g[:3], into or None), *g[3:])
 
 
 def forward_tangent(
@@ -89,7 +91,8 @@ def forward_tangent(
     """``out, lse, out_dot, lse_dot``."""
     found = compute(x, o, Formulas.forward_tangent, ("out", "lse", "out_dot", "lse_dot"), **_dots(t))
     out, lse, out_dot, lse_dot = found.values()
-    return out.to(x.q.dtype), lse, out_dot.to(x.q.dtype), lse_dot
+    out_dot, lse_dot = _placed((out_dot.to(x.q.dtype), lse_dot), into)
+    return out.to(x.q.dtype), lse, out_dot, lse_dot
 
 
 def backward_tangent(
@@ -112,6 +115,11 @@ def second_order(x: Operands) -> list[str]:
     """The names of the gradients of the inputs that are given, then of their tangents."""
     grads = [f"d{name}" for name in DIFFERENTIABLE if getattr(x, name) is not None]
     return [*grads, *(f"{name}_dot" for name in grads)]
+
+
+def _placed(values: Sequence[Any], into: Sequence[Tensor] | None) -> Sequence[Any]:
+    """The values, in the memory of ``into`` where that is given."""
+    return values if into is None else [place.copy_(value) for place, value in zip(into, values, strict=True)]
 
 
 def _dots(t: Tangents) -> dict[str, Any]:
