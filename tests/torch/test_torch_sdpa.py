@@ -184,7 +184,7 @@ Q = torch.zeros(2, 6, 3, 4)
         (TypeError, "attn_mask must be a torch.Tensor", lambda f: f(Q, Q, Q, 1.0)),
         (ValueError, "bias must not be given beside", lambda f: f(Q, Q, Q, Q[0, 0, :, :3], bias=Q[0, 0, :, :3])),
         (ValueError, "at least 2 axes", lambda f: f(Q[0, 0, 0], Q, Q)),
-        (ValueError, "must be on the CPU", lambda f: f(Q.to("meta"), Q, Q)),
+        (ValueError, "key must be on the device of query, meta; got cpu", lambda f: f(Q.to("meta"), Q, Q)),
         (ValueError, r"dropout must be in \[0, 1\)", lambda f: f(Q, Q, Q, dropout_p=1.5)),
     ],
 )  # fmt: skip

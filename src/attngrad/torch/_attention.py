@@ -140,7 +140,7 @@ def scaled_dot_product_attention(
                 raise TypeError(f"{name}: unknown option {option!r}. Did you mean {instead!r}?")
         reject_unknown(name, options, SDPA_OPTIONS)
     for argument, x in (("query", query), ("key", key), ("value", value)):
-        check_tensor(name, argument, x)
+        check_tensor(name, argument, x, query if isinstance(query, Tensor) else None, "query")
         if x.ndim < 2:
             fail(ValueError, name, argument, "have at least 2 axes, (..., tokens, features)", f"{x.ndim}")
     query, key, value = autocast(query, key, value)
@@ -152,7 +152,7 @@ def scaled_dot_product_attention(
         if given.get("seed") is None:
             given["seed"] = torch.randint(2**63 - 1, (), device="cpu")
     if attn_mask is not None:
-        check_tensor(name, "attn_mask", attn_mask)
+        check_tensor(name, "attn_mask", attn_mask, query, "query")
         kind = "mask" if attn_mask.dtype is torch.bool else "bias"
         if given.get(kind) is not None:
             fail(ValueError, name, kind, f"not be given beside a {attn_mask.dtype} attn_mask", "both", "Combine them.")

@@ -51,13 +51,13 @@ def wide_dtype(dtype: torch.dtype) -> torch.dtype:
     return _COMPUTED.get(dtype, dtype)
 
 
-def check_tensor(function: str, name: str, x: object, beside: Tensor | None = None) -> None:
-    """``x`` is a strided tensor, on the device of ``beside``."""
+def check_tensor(function: str, name: str, x: object, beside: Tensor | None = None, called: str = "q") -> None:
+    """``x`` is a strided tensor, on the device of ``beside``, which the function has ``called`` so."""
     if not isinstance(x, Tensor):
         remedy = "Convert it with torch.as_tensor; attngrad.attention takes NumPy arrays."
         fail(TypeError, function, name, "be a torch.Tensor", kind_of(x), remedy)
     if beside is not None and x.device != beside.device:
-        fail(ValueError, function, name, f"be on the device of q, {beside.device}", x.device, "Move it with .to().")
+        fail(ValueError, function, name, f"be on the device of {called}, {beside.device}", x.device, "Move it with .to().")
     if x.layout is not torch.strided:
         fail(TypeError, function, name, "be a strided tensor", f"layout {x.layout}", "Convert it with .to_dense().")
     if (x.is_floating_point() and x.dtype.itemsize == 1) or x.dtype is torch.complex32:  # which NumPy does not know

@@ -200,7 +200,7 @@ class Formulas:
             self.z_dot = s_dot
             s_dot = s_dot * self.modifier.first(self.z)
         if bias_dot is not None:
-            s_dot.add_(bias_dot)
+            s_dot.add_(bias_dot).masked_fill_(p == 0, 0.0)  # where it may be infinite
         self.lse_dot = (p * s_dot).sum(-1)
         if sinks_dot is not None:
             self.lse_dot = self.lse_dot + self._share() * sinks_dot[:, None]

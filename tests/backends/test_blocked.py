@@ -1,0 +1,318 @@
+"""The blocked backend: torch operations, several blocks, any device; every option, every pass, any order."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import attngrad
+import attngrad.torch as bridge
+from attngrad import backends, reference
+from attngrad.backends.blocked import blocks
+from attngrad.core.binding import bind
+from attngrad.core.operands import Operands, Tangents
+from attngrad.core.options import Options
+from attngrad.core.philox import keep_mask
+from attngrad.testing import relative_error
+from attngrad.torch._tensors import to_tensor
+from cases import EVERYTHING, PAIRS, SHAPES, SINGLES, label, make
+
+blocked = backends.get("blocked")
+GRID = [*SINGLES, EVERYTHING, ("causal", "bias", "sinks"), ("masked rows", "sinks", "dropout")]
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """A row or a few per block."""
+    monkeypatch.setattr(blocks, "BUDGET", 6000)
+    monkeypatch.setattr(blocks, "_TIMES_Q", 0)
+
+
+def tensors(x):
+    """Arrays as tensors that are views into memory full of NaN, every second number."""
+
+    def one(y):
+        if not isinstance(y, np.ndarray):
+            return y
+        if y.dtype.kind != "f":
+            return torch.from_numpy(y)
+        whole = torch.full((*y.shape[:-1], 2 * y.shape[-1]), torch.nan, dtype=to_tensor(y).dtype)
+        whole[..., ::2] = to_tensor(y)
+        return whole[..., ::2]
+
+    return type(x)(
+        *(tuple(map(one, y)) if isinstance(y, tuple) and y and isinstance(y[0], np.ndarray) else one(y) for y in x)
+    )
+
+
+def check_passes(names, shape, bound):
+    case = make(names, SHAPES[shape])
+    arrays, o, _ = bind("attention", *case.qkv, case.options)
+    x, t = tensors(arrays), tensors(case.t)
+    dout, dlse, dout_dot, dlse_dot = (torch.from_numpy(y) for y in (case.dout, case.dlse, case.dout_dot, case.dlse_dot))
+    out, lse, residuals = blocked.forward(x, o)
+    expected, pullback = reference.vjp(*case.qkv, **case.options, return_lse=True)
+    moved = reference.jvp(case.qkv, case.t[:3], **case.tangents, **case.options, return_lse=True)
+    second = blocked.backward_tangent(x, o, t, dout, dout_dot, dlse, dlse_dot)
+    twice = reference.hvp(
+        case.qkv,
+        case.t[:3],
+        case.dout,
+        case.dout_dot,
+        dlse=case.dlse,
+        dlse_dot=case.dlse_dot,
+        **case.tangents,
+        **case.options,
+    )
+    pairs = [
+        *zip((out, lse), expected, strict=True),
+        *zip(blocked.backward(x, o, residuals, dout, dlse), pullback(case.dout, case.dlse), strict=True),
+        *zip(blocked.forward_tangent(x, o, t), (*moved[0], *moved[1]), strict=True),
+        *zip((*second.grads, *second.grads_dot), (*twice[0], *twice[1]), strict=True),
+    ]
+    for found, right in pairs:
+        assert (found is None) == (right is None)
+        if found is not None:
+            assert relative_error(found.numpy(), right) < bound
+
+
+@pytest.mark.parametrize("shape", ["grouped", "more queries than keys"])
+@pytest.mark.parametrize("names", GRID, ids=label)
+def test_every_pass_in_several_blocks_is_that_of_the_reference(small_blocks, names, shape):
+    check_passes(names, shape, 1e-11)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("names", PAIRS, ids=label)
+def test_pairs_of_options_in_several_blocks(small_blocks, names):
+    check_passes(names, "grouped", 1e-11)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_other_dtypes_are_as_near_to_the_truth_as_their_rounding(small_blocks, dtype):
+    torch.manual_seed(0)
+    q, k, v, dout = (torch.randn(2, 4, 33, 16).to(dtype).requires_grad_() for _ in range(4))
+    with bridge.use_backend("blocked"):
+        out = bridge.attention(q, k, v, causal=True)
+        grads = torch.autograd.grad(out, (q, k, v), dout)
+    truth, pullback = attngrad.vjp(*(x.detach().double().numpy() for x in (q, k, v)), causal=True)
+    right = pullback(dout.detach().double().numpy())
+    bound = 4 * torch.finfo(dtype).eps
+    for found, expected in zip((out, *grads), (truth, *right[:3]), strict=True):
+        assert found.dtype is dtype
+        assert relative_error(found.detach().double().numpy(), expected) < bound
+
+
+# --- blocks -----------------------------------------------------------------------------------------------------------
+
+
+def test_blocks_cover_every_query_once_and_hold_the_keys_that_it_sees(monkeypatch):
+    monkeypatch.setattr(blocks, "BUDGET", 4 * 40 * 7)
+    monkeypatch.setattr(blocks, "_TIMES_Q", 0)
+    q, offset, o = torch.zeros(1, 1, 50, 3), -5, Options(1.0, causal=True, window=(6, None))
+    found = blocks.cut(q, 40, offset, o, 1)
+    assert len(found) > 3
+    assert [i for block in found for i in block.rows] == list(range(50))
+    for block in found:
+        for i in block.rows:
+            seen = {j for j in range(40) if i + offset - 6 <= j <= i + offset}
+            assert seen <= set(block.keys)
+    assert sum(len(block.keys) for block in found) < 40 * len(found) / 2
+
+
+class Watch(TorchDispatchMode):
+    """The largest product of the last two axes of any tensor that is made, and how many operations there were."""
+
+    def __init__(self):
+        super().__init__()
+        self.largest, self.operations = 0, 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        found = function(*args, **(kwargs or {}))
+        self.operations += 1
+        for x in found if isinstance(found, (tuple, list)) else (found,):
+            if isinstance(x, torch.Tensor) and x.ndim > 1:
+                self.largest = max(self.largest, x.shape[-1] * x.shape[-2])
+        return found
+
+
+def all_passes(x, o):
+    t = Tangents(x.q, x.k, x.v)
+    _, _, residuals = blocked.forward(x, o)
+    blocked.backward(x, o, residuals, x.q)
+    blocked.forward_tangent(x, o, t)
+    blocked.backward_tangent(x, o, t, x.q, x.q)
+
+
+def test_no_matrix_of_all_queries_by_all_keys_is_ever_made(monkeypatch):
+    monkeypatch.setattr(blocks, "cut", lambda q, keys, offset, o, _: cut_by(128, q, keys, offset, o))
+    monkeypatch.setattr("attngrad.backends.blocked.passes.cut", blocks.cut)
+    monkeypatch.setattr("attngrad.torch._higher.cut", blocks.cut)
+    q = torch.randn(1, 1, 1024, 4)
+    with Watch() as watch:
+        all_passes(Operands(q, q, q), Options(0.5, causal=True))
+    assert 128 * 1024 >= watch.largest > 64 * 1024
+    leaf = q.clone().requires_grad_()
+    with Watch() as watch:
+        (g,) = torch.autograd.grad(bridge.attention(leaf, q, q, causal=True).sin().sum(), leaf, create_graph=True)
+        (h,) = torch.autograd.grad(g.sin().sum(), leaf, create_graph=True)
+        torch.autograd.grad(h.sum(), leaf)
+    assert watch.largest < 130 * 1024
+
+
+def cut_by(rows, q, keys, offset, o):
+    return tuple(blocks._block(i, min(i + rows, q.shape[-2]), keys, offset, o) for i in range(0, q.shape[-2], rows))
+
+
+def test_a_forward_pass_of_4096_tokens_is_at_most_960_operations():
+    q = torch.empty(2, 16, 4096, 64, device="meta")
+    with Watch() as watch:
+        blocked.forward(Operands(q, q, q), Options(0.125))
+    assert watch.operations <= 960
+
+
+# --- devices ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("names", GRID, ids=label)
+def test_the_meta_device_gives_shapes_and_dtypes(names):
+    case = make(names, SHAPES["grouped"])
+    arrays, o, _ = bind("attention", *case.qkv, case.options)
+    x = tensors(arrays)
+    meta = Operands(*(move(y) for y in x))
+    found, right = blocked.forward(meta, o), blocked.forward(x, o)
+    assert [(y.shape, y.dtype) for y in (*found[:2], *found[2])] == [
+        (y.shape, y.dtype) for y in (*right[:2], *right[2])
+    ]
+    grads = blocked.backward(meta, o, found[2], torch.empty_like(found[0]))
+    for g, primal in zip(grads, (meta.q, meta.k, meta.v, meta.bias, meta.sinks), strict=True):
+        assert (g is None and primal is None) or (g.shape, g.dtype, g.device.type) == (
+            primal.shape,
+            primal.dtype,
+            "meta",
+        )
+
+
+def move(y):
+    if isinstance(y, torch.Tensor):
+        return y.to("meta")
+    return tuple(map(move, y)) if isinstance(y, tuple) and isinstance(y[0], torch.Tensor) else y
+
+
+@pytest.mark.parametrize("names", [(), ("causal", "window"), ("dropout",), EVERYTHING], ids=label)
+def test_no_number_is_read_from_the_device(names):
+    from torch._subclasses.fake_tensor import FakeTensorMode  # which raises where a number is asked for
+
+    case = make(names, SHAPES["grouped"])
+    arrays, o, _ = bind("attention", *case.qkv, case.options)
+    x = tensors(arrays)
+    with FakeTensorMode() as mode:
+        fake = Operands(*(fakes(y, mode) for y in x))
+        out, _, residuals = blocked.forward(fake, o)
+        blocked.backward(fake, o, residuals, torch.empty_like(out))
+
+
+def fakes(y, mode):
+    if isinstance(y, torch.Tensor):
+        return mode.from_tensor(y)
+    return tuple(fakes(z, mode) for z in y) if isinstance(y, tuple) and isinstance(y[0], torch.Tensor) else y
+
+
+@pytest.mark.parametrize("origin", [(0, 0, 0, 0), (1, 2, 30, 7)])
+@pytest.mark.parametrize("seed", [0, 2**64 - 5])
+def test_the_dropout_mask_of_a_device_is_that_of_the_kernels(origin, seed):
+    shape = (2, 3, 5, 11)
+    found = keep_mask(shape, 0.3, seed, origin, like=torch.empty(0))
+    assert np.array_equal(found.numpy(), backends.get("cpu").keep_mask(shape, 0.3, seed, origin))
+    signed = torch.tensor(seed - 2**64 if seed >= 2**63 else seed)
+    assert torch.equal(keep_mask(shape, 0.3, signed, origin, like=torch.empty(0)), found)
+
+
+# --- the choice -------------------------------------------------------------------------------------------------------
+
+
+def test_the_backend_is_that_of_the_device_unless_one_is_named():
+    cpu, meta = torch.zeros(1), torch.zeros(1, device="meta")
+    assert (bridge.backend_of(cpu), bridge.backend_of(meta)) == ("cpu", "blocked")
+    with bridge.use_backend("blocked"):
+        assert bridge.backend_of(cpu) == "blocked"
+        with bridge.use_backend(None):
+            assert bridge.backend_of(cpu) == "cpu"
+    assert bridge.backend_of(cpu) == "cpu"
+
+
+def test_a_backend_that_cannot_take_a_tensor_is_an_error_that_names_those_that_can():
+    x = torch.zeros(1, 1, 2, 2, device="meta")
+    with bridge.use_backend("cpu"), pytest.raises(ValueError, match=r"takes tensors on meta \(blocked\); got 'cpu'"):
+        bridge.attention(x, x, x)
+    with pytest.raises(ValueError, match="backend must be one of cpu, blocked, or None; got 'reference'"):
+        bridge.use_backend("reference").__enter__()
+
+
+def test_a_compiled_function_does_not_keep_the_backend_it_was_compiled_with():
+    q = torch.randn(1, 2, 6, 4)
+    seen = []
+
+    def backend(graph, inputs):
+        seen.append([node.args[-1] for node in graph.graph.nodes if "attngrad" in str(node.target)])
+        return graph.forward
+
+    compiled = torch.compile(lambda x: bridge.attention(x, x, x), backend=backend, fullgraph=True)
+    first = compiled(q)
+    with bridge.use_backend("blocked"):
+        second = compiled(q)
+    assert seen == [[None], ["blocked"]]
+    assert torch.allclose(first, second, atol=1e-6)
+
+
+# --- any order --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["cpu", "blocked"])
+@pytest.mark.parametrize("names", SINGLES, ids=label)
+def test_third_order_is_that_of_dense_autograd(small_blocks, names, backend):
+    case = make(names, SHAPES["small"] if "small" in SHAPES else SHAPES["grouped"])
+    options = {
+        k: tuple(map(torch.from_numpy, y)) if isinstance(y, tuple) and isinstance(y[0], np.ndarray) else y
+        for k, y in case.options.items()
+    }
+    options = {k: torch.from_numpy(y) if isinstance(y, np.ndarray) else y for k, y in options.items()}
+
+    def third(function):
+        x = [torch.from_numpy(y).clone().requires_grad_() for y in case.qkv]
+        moving = {n: options[n].clone().requires_grad_() for n in ("bias", "sinks") if n in options}
+        leaves = [*x, *moving.values()]
+        out = function(*x, **{**options, **moving})
+        for _ in range(3):
+            value = sum(
+                (y.nan_to_num(neginf=0.0) * y.nan_to_num(neginf=0.0)).sum()
+                for y in (out if isinstance(out, tuple) else (out,))
+            )
+            out = torch.autograd.grad(value, leaves, create_graph=True)
+        return out
+
+    with bridge.use_backend(backend):
+        found = third(bridge.attention)
+    for a, b in zip(found, third(reference.attention), strict=True):
+        assert relative_error(a.detach().numpy(), b.detach().numpy()) < 1e-9
+
+
+def test_transforms_nest_to_any_depth(small_blocks):
+    q, k, v = torch.randn(3, 1, 2, 4, 3, dtype=torch.float64)
+
+    def loss(function, x):
+        return function(x, k, v, causal=True, softcap=2.0).sin().sum()
+
+    func = torch.func
+    for way in (
+        lambda f: func.jacfwd(func.hessian(f))(q),
+        lambda f: func.grad(lambda x: func.grad(lambda y: func.grad(f)(y).sin().sum())(x).sin().sum())(q),
+        lambda f: func.jvp(lambda x: func.jvp(lambda y: func.jvp(f, (y,), (k,))[1], (x,), (v,))[1], (q,), (k,))[1],
+        lambda f: func.vmap(lambda s: func.hessian(lambda x: func.jvp(f, (x,), (k,))[1])(s * q))(
+            torch.tensor([0.5, 1.0])
+        ),
+    ):
+        found, right = way(lambda x: loss(bridge.attention, x)), way(lambda x: loss(reference.attention, x))
+        assert relative_error(found.numpy(), right.numpy()) < 1e-10
