@@ -168,6 +168,26 @@ def test_forward_mode_never_passes_a_graph_in_silence():
         along(q)
 
 
+@pytest.mark.parametrize("backend", ["cpu", "blocked"])
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda f: lambda q: torch.func.jvp(f, (q,), (q,))[1],
+        lambda f: lambda q: torch.func.grad(lambda x: f(x).sum())(q),
+        lambda f: lambda q: torch.func.vmap(f)(q[None]),
+        lambda f: lambda q: torch.func.jvp(torch.func.grad(lambda x: f(x).sum()), (q,), (q,))[1],
+    ],
+    ids=["jvp", "grad", "vmap", "hvp"],
+)
+def test_transforms_inside_a_compiled_function_break_the_graph_and_then_work(transform, backend):
+    torch._dynamo.reset()
+    q = torch.randn(1, 2, 6, 4)
+    function = transform(lambda q: bridge.attention(q, q, q, causal=True).sin())
+    with bridge.use_backend(backend):
+        found = torch.compile(function, backend="aot_eager")(q)
+        assert torch.allclose(found, function(q), atol=1e-6)
+
+
 def test_a_wrong_argument_is_told_inside_a_graph_too():
     (q,) = leaves((2, 3, 4))
     traced = compiled(lambda q: bridge.attention(q, q, q, softcap=-1.0))

@@ -63,10 +63,10 @@ def attention(q: Tensor, k: Tensor, v: Tensor, **options: Unpack[OptionArguments
 
 
 def _attention(function: str, q: Tensor, k: Tensor, v: Tensor, options: Any) -> Any:
+    if _private.transforms_active():
+        return _untraced(function, q, k, v, options)
     if not torch.compiler.is_compiling():
         return _eager(function, q, k, v, options)
-    if _private.transforms_active():
-        return _break_graph(function, q, k, v, options)
     out, lse = _ops.attention(q, k, v, options)
     return (out, lse) if options.get("return_lse", False) else out
 
@@ -96,7 +96,8 @@ def _eager(function: str, q: Tensor, k: Tensor, v: Tensor, options: Any) -> Any:
 
 
 # Operators would let tangents pass in silence: so a graph ends here, and fullgraph=True is an error that says why.
-_break_graph = torch.compiler.disable(  # type: ignore[no-untyped-call]
+# Where it has ended before, in torch.func, the compiler would go on to trace what is below.
+_untraced = torch.compiler.disable(  # type: ignore[no-untyped-call]
     _eager,
     reason="attngrad.torch.attention cannot be traced under torch.func or forward-mode AD: "
     "compile without fullgraph=True, or use attngrad.reference.attention, which is dense.",

@@ -129,7 +129,13 @@ def spread(x: Inputs, given: Sequence[Any]) -> tuple[Any, ...]:
 
 
 class _Function(torch.autograd.Function):
-    """What they share: a quick ``apply``, what is kept for the derivatives, and vmap."""
+    """What they share: a quick ``apply``, what is kept, vmap; and that the compiler traces none of it."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        for name in ("backward", "jvp"):
+            untraced: Any = torch.compiler.disable(getattr(cls, name))  # type: ignore[no-untyped-call]
+            setattr(cls, name, staticmethod(untraced))
 
     tangents = False
     """Whether the inputs are followed by tangents."""

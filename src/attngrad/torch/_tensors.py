@@ -57,7 +57,14 @@ def check_tensor(function: str, name: str, x: object, beside: Tensor | None = No
         remedy = "Convert it with torch.as_tensor; attngrad.attention takes NumPy arrays."
         fail(TypeError, function, name, "be a torch.Tensor", kind_of(x), remedy)
     if beside is not None and x.device != beside.device:
-        fail(ValueError, function, name, f"be on the device of {called}, {beside.device}", x.device, "Move it with .to().")
+        fail(
+            ValueError,
+            function,
+            name,
+            f"be on the device of {called}, {beside.device}",
+            x.device,
+            "Move it with .to().",
+        )
     if x.layout is not torch.strided:
         fail(TypeError, function, name, "be a strided tensor", f"layout {x.layout}", "Convert it with .to_dense().")
     if (x.is_floating_point() and x.dtype.itemsize == 1) or x.dtype is torch.complex32:  # which NumPy does not know
