@@ -1,0 +1,109 @@
+"""Every pass and every option on a device, against the float64 reference on the CPU: ``attngrad check --device``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from attngrad import reference
+from attngrad.core.dtypes import TABLE
+from attngrad.torch._attention import attention
+
+_B, _HQ, _HK, _T, _S, _D, _E = 2, 4, 2, 19, 23, 8, 6
+_SLACK = {torch.float64: 1e-11, torch.float32: 2e-5, torch.float16: 1.6e-2, torch.bfloat16: 1.3e-1}
+"""Errors, relative to the largest number of a result, that rounding explains; of 16 bits, 16 times their precision."""
+
+
+class Row(NamedTuple):
+    """The largest error of each pass, or the message of the error that a device gave."""
+
+    dtype: str
+    option: str
+    errors: dict[str, float]
+    bound: float
+    message: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether every pass is within the bound."""
+        return not self.message and all(error <= self.bound for error in self.errors.values())
+
+
+def options(generator: torch.Generator) -> dict[str, dict[str, Any]]:
+    """Options by name: each alone, and all of them."""
+
+    def numbers(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    ids = torch.arange(_S) // 9
+    single: dict[str, dict[str, Any]] = {
+        "scale": {"scale": 0.3},
+        "causal": {"causal": True},
+        "window": {"window": (5, 2)},
+        "offset": {"offset": torch.tensor([1, 4]), "causal": True},
+        "mask": {"mask": torch.rand(_B, 1, _T, _S, generator=generator) > 0.3},
+        "bias": {"bias": numbers(_HQ, 1, _S)},
+        "softcap": {"softcap": 2.0},
+        "sinks": {"sinks": numbers(_HQ)},
+        "dropout": {"dropout": 0.2, "seed": 7},
+        "segments": {"segments": (ids[:_T], ids)},
+    }
+    everything = {name: value for option in single.values() for name, value in option.items()}
+    return {"none": {}, **single, "all": everything}
+
+
+def check(device: str) -> Iterator[Row]:
+    """One row per dtype and option."""
+    for d in TABLE:
+        dtype: torch.dtype = getattr(torch, d.name)
+        generator = torch.Generator().manual_seed(0)
+        shapes = ((_HQ, _T, _D), (_HK, _S, _D), (_HK, _S, _E))
+        inputs = [torch.randn(_B, *s, generator=generator, dtype=torch.float64).to(dtype) for s in shapes]
+        for name, given in options(generator).items():
+            given = {k: y.to(dtype) if k in ("bias", "sinks") else y for k, y in given.items()}
+            truth = _passes(reference.attention, [x.double() for x in inputs], _moved(given, "cpu", torch.float64))
+            try:
+                found = _passes(attention, [x.to(device) for x in inputs], _moved(given, device, None))
+                errors = {key: _error(found[key], truth[key]) for key in truth}
+                yield Row(d.name, name, errors, _SLACK[dtype])
+            except (RuntimeError, TypeError, NotImplementedError) as error:
+                yield Row(d.name, name, {}, _SLACK[dtype], f"{type(error).__name__}: {error}".partition("\n")[0])
+
+
+def _moved(given: dict[str, Any], device: str, dtype: torch.dtype | None) -> dict[str, Any]:
+    def one(x: Any) -> Any:
+        if isinstance(x, tuple):
+            return tuple(map(one, x))
+        return x.to(device, dtype if x.is_floating_point() else None) if isinstance(x, Tensor) else x
+
+    return {name: one(x) for name, x in given.items()}
+
+
+def _passes(function: Callable[..., Tensor], inputs: list[Tensor], given: dict[str, Any]) -> dict[str, list[Tensor]]:
+    """The forward pass, backward, double backward, a third derivative, and forward mode."""
+    learned = {name: given[name] for name in ("bias", "sinks") if name in given}
+    leaves = [x.detach().clone().requires_grad_() for x in (*inputs, *learned.values())]
+
+    def run(*x: Tensor) -> Tensor:
+        return function(*x[:3], **{**given, **dict(zip(learned, x[3:], strict=True))})
+
+    found: dict[str, list[Tensor]] = {"forward": [run(*leaves)]}
+    for order in ("backward", "double backward", "third order"):
+        value = sum(x.sin().sum() for x in list(found.values())[-1])
+        grads: Any = torch.autograd.grad(value, leaves, create_graph=True)  # type: ignore[arg-type]
+        found[order] = list(grads)
+    primals = tuple(x.detach() for x in leaves)
+    found["forward mode"] = [torch.func.jvp(run, primals, tuple(torch.sin(x) for x in primals))[1]]
+    return found
+
+
+def _error(found: list[Tensor], truth: list[Tensor]) -> float:
+    """The largest error, relative to the largest number of its result."""
+    worst = 0.0
+    for a, b in zip(found, truth, strict=True):
+        size = float(b.detach().abs().max())
+        worst = max(worst, float((a.detach().cpu().double() - b.detach()).abs().max()) / (size or 1.0))
+    return worst
