@@ -69,7 +69,7 @@ def flash_attn_func(
     shift = None
     if alibi_slopes is not None:
         given["bias"], shift = _alibi(q, k, alibi_slopes, causal or right == 0)
-    found = call(_NAME, *(x.transpose(1, 2) for x in (q, k, v)), given)
+    found = call(_NAME, q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), given)
     if not want_lse:
         return found.transpose(1, 2).contiguous()  # as the original's is: callers take .view of it
     out, lse = found
