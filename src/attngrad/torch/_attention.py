@@ -17,6 +17,8 @@ from attngrad.torch import _direct, _functions, _ops, _private
 from attngrad.torch._passes import NUMBERS, bind_inputs, passes_of
 from attngrad.torch._tensors import Inputs, check_tensor, wide_dtype
 
+TORCHS = functional.scaled_dot_product_attention
+"""PyTorch's own, which ``sdpa`` has not yet replaced."""
 SDPA_OPTIONS = (
     *("attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa"),
     *(name for name in OPTION_NAMES if name not in ("causal", "dropout", "scale")),
