@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import diffusers
 import pytest
@@ -186,3 +190,25 @@ def test_compiled_it_is_the_same():
         bridge.enable(model)
         found = torch.compile(function, backend="eager")(X, T)
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
+def run(*command):
+    return subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)  # noqa: S603
+
+
+@pytest.mark.parametrize("missing", ["torch", "diffusers"])
+def test_a_missing_package_gives_the_name_of_the_extra(missing):
+    found = run("-c", f"import sys\nsys.modules[{missing!r}] = None\nimport attngrad\nattngrad.diffusers")
+    assert found.returncode == 1
+    assert "ImportError: attngrad.diffusers: " in found.stderr
+    assert "pip install 'attngrad[diffusers]'" in found.stderr
+
+
+def test_the_example_learns_and_draws_in_one_step():
+    found = run(Path(__file__).parents[2] / "examples" / "diffusers_jvp.py")
+    assert found.returncode == 0, found.stderr
+    assert "without attngrad: Trying to use forward AD" in found.stdout
+    losses = [float(x) for x in re.findall(r"loss ([\d.]+)", found.stdout)]
+    assert losses[-1] < 0.6 * losses[0]
+    drawn, noise = map(float, re.search(r"data ([\d.]+), noise's ([\d.]+)", found.stdout).groups())
+    assert drawn < 0.75 * noise

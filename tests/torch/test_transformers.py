@@ -331,3 +331,15 @@ def test_autocast_casts_what_a_layer_hands_over():
     assert out.dtype is weights.dtype is torch.bfloat16
     expected = torch.nn.functional.scaled_dot_product_attention(q, q, v, is_causal=True).transpose(1, 2)
     torch.testing.assert_close(out.float(), expected, rtol=0, atol=0.03)
+
+
+def test_the_example_has_the_second_derivative_of_eager(capsys):
+    path = Path(__file__).parents[2] / "examples" / "transformers_second_order.py"
+    spec = importlib.util.spec_from_file_location("transformers_second_order", path)
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    found = example.main()
+    assert found.keys() == {"attngrad", "eager"}
+    for name, expected in found["eager"].items():
+        assert (found["attngrad"][name] - expected).abs().max() <= 1e-5 * max(float(expected.abs().max()), 1.0)
+    assert "sdpa      Trying to use forward AD" in capsys.readouterr().out
