@@ -20,7 +20,13 @@ from attngrad.torch._tensors import to_tensor
 from cases import EVERYTHING, PAIRS, SHAPES, SINGLES, label, make
 
 blocked = backends.get("blocked")
-GRID = [*SINGLES, EVERYTHING, ("causal", "bias", "sinks"), ("masked rows", "sinks", "dropout")]
+GRID = [
+    *SINGLES,
+    EVERYTHING,
+    ("causal", "bias", "sinks"),
+    ("masked rows", "sinks", "dropout"),
+    ("window left", "dropout"),
+]
 
 
 @pytest.fixture

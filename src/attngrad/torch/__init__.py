@@ -1,4 +1,4 @@
-"""PyTorch: attention with every derivative, on CPU tensors, by the kernels.
+"""PyTorch: attention with every derivative; on the CPU by the kernels, on other devices by PyTorch's operations.
 
 ``scaled_dot_product_attention`` has PyTorch's signature, ``flash_attn_func`` that of flash-attn, ``attention`` ours;
 ``with sdpa():`` puts the first in the place of PyTorch's, and ``MultiheadAttention`` is a drop-in for

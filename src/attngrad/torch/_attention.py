@@ -43,8 +43,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor, **options: Unpack[OptionArguments
         out = softmax(cap(scale * q k^T) + bias, masked) v
 
     Backward, double backward, forward mode, and either over the other; ``torch.func`` and ``torch.compile``. Gradients
-    reach q, k, v, ``bias`` and ``sinks``, from out and, with ``return_lse=True``, from lse. On the CPU the kernels compute
-    first and second derivatives; elsewhere, and beyond, it is PyTorch's operations block by block: ``use_backend``.
+    reach q, k, v, ``bias`` and ``sinks``, from out and, with ``return_lse=True``, from lse. On the CPU the kernels
+    have first and second derivatives; elsewhere, and beyond, it is PyTorch's operations block by block: see
+    ``use_backend``.
 
     Args:
         q, k, v: ``(..., Hq, T, D)``, ``(..., Hk, S, D)``, ``(..., Hk, S, E)``, of one dtype: float64, float32, float16

@@ -28,7 +28,7 @@ def flash_attn_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
-    """``flash_attn.flash_attn_func``, by ``attention``, on CPU tensors: ``(batch, seqlen, nheads, headdim)``.
+    """``flash_attn.flash_attn_func``, by ``attention``: ``(batch, seqlen, nheads, headdim)``.
 
     As flash-attn's: ``causal`` and ``window_size`` align bottom-right, -1 leaves a side of the window open, ``softcap``
     0 means none, key heads divide query heads, and a query that may see nothing gives 0. Beyond flash-attn's: every

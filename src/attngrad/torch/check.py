@@ -88,8 +88,8 @@ def _passes(function: Callable[..., Tensor], inputs: list[Tensor], given: dict[s
     leaves = [x.detach().clone().requires_grad_() for x in (*inputs, *learned.values())]
 
     def run(*x: Tensor) -> Tensor:
-        moving = dict(zip(learned, x[3:], strict=True))
-        return function(*x[:3], **{**given, **moving})
+        moving: dict[str, Any] = dict(zip(learned, x[3:], strict=True))
+        return function(*x[:3], **given | moving)
 
     found: dict[str, list[Tensor]] = {"forward": [run(*leaves)]}
     for order in ("backward", "double backward", "third order"):
