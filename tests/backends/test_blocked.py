@@ -322,3 +322,17 @@ def test_transforms_nest_to_any_depth(small_blocks):
     ):
         found, right = way(lambda x: loss(bridge.attention, x)), way(lambda x: loss(reference.attention, x))
         assert relative_error(found.numpy(), right.numpy()) < 1e-10
+
+
+@pytest.mark.parametrize("given", ["q", "k", "v", "bias", "sinks"])
+def test_tangents_that_are_not_given_are_zero(small_blocks, given):
+    case = make(("softcap", "bias", "sinks", "dropout"), SHAPES["grouped"])
+    arrays, o, _ = bind("attention", *case.qkv, case.options)
+    x, t = tensors(arrays), tensors(case.t)
+    dout = torch.from_numpy(case.dout)
+    alone = Tangents(**{given: getattr(t, given)})
+    zeros = Tangents(*(y if name == given else torch.zeros_like(y) for name, y in t._asdict().items()))
+    some, all_of = (blocked.forward_tangent(x, o, y) for y in (alone, zeros))
+    again, as_well = (blocked.backward_tangent(x, o, y, dout) for y in (alone, zeros))
+    for a, b in zip((*some, *again.grads_dot), (*all_of, *as_well.grads_dot), strict=True):
+        assert torch.allclose(a, b, rtol=0, atol=1e-14)
