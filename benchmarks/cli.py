@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from attngrad.core.command import CannotRun
+
 if TYPE_CHECKING:
     from benchmarks.results import Results
     from benchmarks.runner import Settings
@@ -68,7 +70,7 @@ def command(
             click.echo(NAME)
         return
     if load is None and not (settings.cases() or settings.usages() or settings.startup()):
-        raise click.ClickException("bench: no row matches; `python -m benchmarks --full --list` lists them all.")
+        raise CannotRun("bench: no row matches; `python -m benchmarks --full --list` lists them all.")
     results = _run(settings) if load is None else _load(load)
     _report(results, json_file, plots, markdown, check)
 
@@ -86,7 +88,7 @@ def _require_matplotlib() -> None:
     from importlib.util import find_spec
 
     if find_spec("matplotlib") is None:
-        raise click.ClickException("bench: --plots needs matplotlib: make .venv/.group-bench.")
+        raise CannotRun("bench: --plots needs matplotlib: make .venv/.group-bench.")
 
 
 def _run(settings: Settings) -> Results:
@@ -131,7 +133,7 @@ def _load(path: str) -> Results:
         results.to_json()
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         told = f"bench: --load must name results written by --json; {path}: {type(error).__name__}: {error}"
-        raise click.ClickException(told) from error
+        raise CannotRun(told) from error
     return results
 
 
