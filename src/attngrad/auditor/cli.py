@@ -53,7 +53,7 @@ def command(
     json_file: str | None,
     **keywords: Any,
 ) -> None:
-    """Say whether an attention gradient is right, and if not, name the mistake.
+    """Say whether an attention gradient is right; name the mistake.
 
     FILE.py:FUNCTION takes (q, k, v, dout), arrays of shape (batch, heads, tokens, features), and returns
     (out, dq, dk, dv) or a mapping of results. Exit status: 0 right, 1 wrong, 2 could not be audited.
