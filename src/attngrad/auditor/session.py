@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,20 @@ class Session:
     def wrong(self) -> bool:
         """Whether any number is wrong."""
         return any(not j.right for o in self.observations for j in o.judgements.values())
+
+    @property
+    def wrong_share(self) -> float:
+        """The share of results that are wrong, over all cases."""
+        judged = [j.right for o in self.observations for j in o.judgements.values()]
+        return judged.count(False) / max(len(judged), 1)
+
+    def try_cases(self, cases: Iterable[Case], before: Callable[[int, Case], None]) -> None:
+        """Call and judge them all; ``before`` is called ahead of each."""
+        for number, case in enumerate(cases):
+            before(number, case)
+            if self.try_case(case):
+                break
+        self.settle_crashes()
 
     def say(
         self, kind: str, text: str, *, fault: bool = True, name: str | None = None, case: str | None = None
