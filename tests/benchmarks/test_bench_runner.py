@@ -276,9 +276,9 @@ def test_a_peer_that_dies_in_a_dtype_runs_without_amx_or_not_at_all(monkeypatch)
     monkeypatch.setattr(probe, "death", lambda peer, dtype, env: deaths.get((peer, dtype, bool(env))))
     environment, refused, remarks = probe.survey(["torch", "jax"], ["float32", "bfloat16", "float16"])
     assert environment == probe.WITHOUT_AMX["torch"]
-    assert refused == {("jax", "float16"): "dies of SIGSEGV here"}
+    assert refused == {("jax", "float16"): "crashes here (SIGSEGV)"}
     assert len(remarks) == 2
     peer = Peer("1", {F: lambda case, x: None})
-    peer.deadly["float16"] = "dies of SIGSEGV here"
-    assert peer.refuses(Case("", dims(1, 1, 4, 2), dtype="float16"), F) == "dies of SIGSEGV here"
+    peer.deadly["float16"] = "crashes here (SIGSEGV)"
+    assert peer.refuses(Case("", dims(1, 1, 4, 2), dtype="float16"), F) == "crashes here (SIGSEGV)"
     assert peer.refuses(Case("", dims(1, 1, 4, 2)), F) is None

@@ -91,9 +91,9 @@ def to_json(results: Sequence[Result]) -> str:
 
 
 LEGEND = (
-    "Every claim is computed now, in float64, beside the derivative by the complex step. In brackets: the error, "
-    "relative to the largest entry. Code is judged as it runs, a formula as a matrix formula in its document's "
-    "notation; a kinder reading that holds is named."
+    "Every claim is computed now, in float64, and compared with the derivative by the complex step. In brackets: the "
+    "error, relative to the largest entry. Code is judged as it runs, a formula as a matrix formula in its document's "
+    "notation; where a more charitable reading holds, it is named."
 )
 
 

@@ -119,7 +119,7 @@ def _flags() -> list[click.Parameter]:
 @click.option("--output", type=click.Path(), metavar="FILE", help="Write here: .html, .tex, .json or .txt.")
 @click.option("--open", "open_page", is_flag=True, help="Open the page in the browser: BROWSER, or the system's.")
 def command(**given: Any) -> None:
-    """Work a backward pass through, number by number.
+    """Work through a backward pass, number by number.
 
     Every matrix of attention and of its gradients, with the formula that makes it and what must hold. Without options:
     a small causal example. As a page that computes, and can be edited and broken:

@@ -16,6 +16,7 @@ ROWS, COLUMNS = 12, 12
 _FLOW = "display:flex;flex-wrap:wrap;gap:14px 22px;align-items:flex-start;margin:6px 0 14px"
 _CELL = "padding:2px 6px;text-align:right;font:12px ui-monospace,monospace;border:0"
 _WORDS = "padding:2px 10px 2px 0;text-align:left;vertical-align:top;border:0"
+_TABLE = "border-collapse:collapse;margin:2px 0;font-size:inherit;color:inherit"
 _PRE = "margin:4px 0;white-space:pre-wrap;font:12px ui-monospace,monospace"
 GREEN, RED = "#218739", "#dd3b3b"
 """Marks with a contrast of at least 4 on white, and of 3.5 on black."""
@@ -42,7 +43,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Html:
     titles = "".join(f'<th style="{_WORDS};opacity:.6">{_escaped(title)}</th>' for title in head)
     body = ("<tr>" + "".join(f'<td style="{_WORDS}">{_escaped(x)}</td>' for x in row) + "</tr>" for row in rows)
     first = f"<tr>{titles}</tr>" if head else ""
-    return Html(f'<table style="border-collapse:collapse;margin:4px 0">{first}{"".join(body)}</table>')
+    return Html(f'<table style="{_TABLE}">{first}{"".join(body)}</table>')
 
 
 def muted(text: str) -> Html:
