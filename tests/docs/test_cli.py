@@ -73,6 +73,36 @@ def test_python_m_is_the_command():
     assert found.stdout.startswith("Usage: attngrad ")
 
 
+# --- wrong usage -----------------------------------------------------------------------------------------------------
+
+WRONG_USAGE = (
+    "nonsense",
+    "info extra",
+    "demo --seed -1",
+    "check --nonsense",
+    "errata --document 004",
+    "explain --input absent.npz",
+    "explain --entry dX 0 0",
+    "explain --output absent/a.html",
+    "explain --nonsense",
+    "audit",
+    "audit absent.py:f",
+    "audit os:nothing",
+    "audit os:getcwd --option causal",
+    "audit os:getcwd --html absent/a.html",
+    "audit --formula d0=1",
+)
+
+
+@pytest.mark.parametrize("line", WRONG_USAGE)
+def test_wrong_usage_exits_2_in_every_command(line, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = run(*line.split())
+    assert found.exit_code == 2, found.output
+    assert "Traceback" not in found.output
+    assert list(tmp_path.iterdir()) == []
+
+
 # --- seeds -----------------------------------------------------------------------------------------------------------
 
 
