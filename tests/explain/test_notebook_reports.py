@@ -59,6 +59,14 @@ def test_the_html_is_whole_escaped_and_needs_nothing_else(reports, name):
         assert html.count(f"<{tag}>") + html.count(f"<{tag} ") == html.count(f"</{tag}>"), tag
 
 
+def test_every_part_of_a_report_is_escaped():
+    parts = notebook.table((EVIL,), [(EVIL, notebook.sign(True))]) + notebook.folded(EVIL, EVIL) + notebook.code(EVIL)
+    parts += notebook.report(None, EVIL, EVIL) + notebook.muted(EVIL)
+    assert "<b>mine" not in parts
+    assert parts.count("&lt;b&gt;mine &amp; yours&lt;/b&gt;") == 8
+    assert notebook.sign(True) in parts
+
+
 def test_an_audit_shows_its_verdict_its_stages_its_mistake_and_its_smallest_case(reports):
     html = reports["audit"]._repr_html_()
     order = ("WRONG: dQ and dK are wrong", "&lt;b&gt;mine &amp; yours", "first to diverge", "dq-dk-exchanged", ">fix<",

@@ -72,22 +72,23 @@ def audit(
         target = target_of(candidate, level, wanted)
     except BadCandidate as error:
         return AuditReport(title, "not audited", findings=(Finding("crash", str(error)),), settings=settings)
-    values: dict[str, Any] = {"dtype": kind, "effort": effort, "seed": seed}
-    values |= {"only": target.adapt, "plain_output": target.plain_output}
-    made = list(cases(level, options=chosen, **values))
+    values: dict[str, Any] = {"options": chosen, "dtype": kind, "effort": effort, "seed": seed}
+    made = list(cases(level, **values, only=target.adapt, plain_output=target.plain_output))
     tell = progress or (lambda done, total, text: None)
     session = Session(target, kind, wanted, time_limit)
     lacking = [option for option in chosen if option not in target.keywords and option != "seed"]
     for option in lacking:
         text = f"It has no parameter {option}: it was called without it, and judged as attention with {option}."
         session.say("option", text, fault=False, name=option)
-    session.try_cases(made, lambda number, case: tell(number, len(made) + 2, case.name))
-    if lacking and session.wrong:
-        rest = {n: x for n, x in chosen.items() if n not in lacking and (n != "seed" or "dropout" not in lacking)}
-        without = Session(target, kind, wanted, time_limit)
-        without.try_cases(cases(level, options=rest, **values), lambda *_: tell(len(made), len(made) + 2, "options"))
-        if without.wrong_share < session.wrong_share:
-            fault = Finding("option", _not_taken(candidate, lacking, without.wrong))
+    for number, case in enumerate(made):
+        tell(number, len(made) + 2, case.name)
+        if session.try_case(case):
+            break
+    session.settle_crashes()
+    if lacking and (wrong := session.count_wrong()):
+        without = session.count_wrong(without=(*lacking, "seed") if "dropout" in lacking else lacking)
+        if without < wrong:  # it computes attention without them
+            fault = Finding("option", _not_taken(candidate, lacking, without > 0))
             return AuditReport(title, "not audited", findings=(fault,), settings=settings)
     settings["cases"] = len(session.observations)
     tell(len(made), len(made) + 2, "diagnosis" if session.wrong else "report")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -32,19 +33,18 @@ class Session:
         """Whether any number is wrong."""
         return any(not j.right for o in self.observations for j in o.judgements.values())
 
-    @property
-    def wrong_share(self) -> float:
-        """The share of results that are wrong, over all cases."""
-        judged = [j.right for o in self.observations for j in o.judgements.values()]
-        return judged.count(False) / max(len(judged), 1)
-
-    def try_cases(self, cases: Iterable[Case], before: Callable[[int, Case], None]) -> None:
-        """Call and judge them all; ``before`` is called ahead of each."""
-        for number, case in enumerate(cases):
-            before(number, case)
-            if self.try_case(case):
-                break
-        self.settle_crashes()
+    def count_wrong(self, without: Collection[str] = ()) -> int:
+        """How many results are wrong, where they are held against attention without these options."""
+        if not without:
+            return sum(not j.right for o in self.observations for j in o.judgements.values())
+        count = 0
+        for o in self.observations:
+            case = o.truth.case
+            options = {name: x for name, x in case.options.items() if name not in without}
+            arrays = {name: x for name, x in case.arrays.items() if name.removesuffix("_dot") not in without}
+            truth = Truth(replace(case, options=options, arrays=arrays), self.dtype)
+            count += sum(not truth.judge(n, x).right for n, x in o.results.items() if truth.value(n) is not None)
+        return count
 
     def say(
         self, kind: str, text: str, *, fault: bool = True, name: str | None = None, case: str | None = None
