@@ -28,6 +28,7 @@ def small_speed(monkeypatch):
     """The demo times a small call here: tests are not about time."""
     monkeypatch.setattr(speed, "SHAPE", (1, 2, 16, 8))
     monkeypatch.setattr(speed, "PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
 
 
 def run(*arguments: str, charset: str = "utf-8", columns: int = 80) -> Result:
@@ -249,6 +250,11 @@ def test_the_speed_is_told_without_torch_and_with_one_that_does_not_load(monkeyp
     medians, [remark] = speed.measure()
     assert set(medians) == {"attngrad", "NumPy, dense"}
     assert remark.startswith("torch SDPA: ")
+
+
+def test_a_busy_machine_is_told_beside_the_speed(monkeypatch):
+    monkeypatch.setattr(os, "getloadavg", lambda: (2.0 * os.cpu_count(), 0.0, 0.0))
+    assert re.search(r"\nOther programs are running \(load \d+\.0\): the ratios say little\.\n", run("demo").output)
 
 
 def test_what_is_wrong_is_not_timed(monkeypatch):

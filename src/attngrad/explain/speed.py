@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 SHAPE = (1, 8, 512, 64)
-SAMPLES = 5
+SAMPLES, FEWEST, SECONDS = 7, 3, 2.5
+"""Rounds of calls; fewer, but not fewer than FEWEST, where they take longer than SECONDS."""
 PAUSES = (0.02, 0.13)
 """Seconds before a call, and before a round: it ends with NumPy, and OpenBLAS's threads spin for 120 ms more."""
 TOLERANCE = 1e-4
@@ -85,15 +87,21 @@ def _torch(x: NDArray) -> Call:
     return call
 
 
+def _load() -> list[str]:
+    """A remark where other programs keep at least half of the processors busy."""
+    load, count = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0, os.cpu_count() or 1
+    return [f"Other programs are running (load {load:.1f}): the ratios say little."] if load > 0.5 * count else []
+
+
 def measure(seed: int = 0) -> tuple[dict[str, float], list[str]]:
-    """Median seconds of each, and a remark for each that could not run or was wrong."""
+    """Median seconds of each; remarks on a busy machine, and on each that could not run or was wrong."""
     x = np.random.default_rng(seed).standard_normal((4, *SHAPE)).astype(np.float32)
     makers = {"attngrad": _ours}
     if find_spec("torch") is not None:
         makers["torch SDPA"] = _torch
     makers["NumPy, dense"] = _numpy
     calls: dict[str, Call] = {}
-    remarks = []
+    remarks = _load()
     truth: tuple[Any, ...] = ()
     for name, make in makers.items():
         try:
@@ -109,7 +117,10 @@ def measure(seed: int = 0) -> tuple[dict[str, float], list[str]]:
         else:
             remarks.append(f"{name} is off by {error:.0e}; not timed")
     times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(SAMPLES):
+    end = time.perf_counter() + SECONDS
+    for turn in range(SAMPLES):
+        if turn >= FEWEST and time.perf_counter() > end:
+            break
         time.sleep(PAUSES[1])
         for name, call in calls.items():
             time.sleep(PAUSES[0])
@@ -126,7 +137,7 @@ def render(console: Console, seed: int = 0) -> None:
     from attngrad.explain.marks import print_hanging
 
     size = "(" + ", ".join(map(str, SHAPE)) + ")"
-    told = f"Forward and backward, causal, float32, {size}, {attngrad.get_num_threads()} threads; median of {SAMPLES}."
+    told = f"Forward and backward, causal, float32, {size}, {attngrad.get_num_threads()} threads; medians."
     print_hanging(Text(), Text(told), console)
     console.print()
     medians, remarks = measure(seed)
