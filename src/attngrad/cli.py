@@ -92,10 +92,18 @@ def errata(document: str | None, as_json: bool, seed: int) -> None:
 
 @main.command()
 @_seed
-def check(seed: int) -> None:
+@click.option("--device", metavar="DEVICE", help="Every pass and option on this device of PyTorch instead: cuda, mps.")
+def check(seed: int, device: str | None) -> None:
     """Check VJP, JVP and HVP against the complex step, options on."""
     from rich.console import Console
 
+    if device is not None:
+        from attngrad.torch import check as on_device
+
+        try:
+            raise SystemExit(on_device.report(device, Console(highlight=False)))
+        except on_device.NoDeviceError as error:
+            raise CannotRun(str(error)) from error
     from attngrad.explain import check as found
 
     report = found.run(seed)

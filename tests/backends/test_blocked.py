@@ -336,3 +336,19 @@ def test_tangents_that_are_not_given_are_zero(small_blocks, given):
     again, as_well = (blocked.backward_tangent(x, o, y, dout) for y in (alone, zeros))
     for a, b in zip((*some, *again.grads_dot), (*all_of, *as_well.grads_dot), strict=True):
         assert torch.allclose(a, b, rtol=0, atol=1e-14)
+
+
+def test_a_query_that_sees_nothing_passes_nothing_on(small_blocks):
+    case = make(("masked rows", "softcap", "sinks"), SHAPES["grouped"])
+    dout, found = torch.from_numpy(case.dout), []
+    for padding in (0.0, torch.nan):
+        arrays, o, _ = bind("attention", *case.qkv, case.options)
+        x, t = tensors(arrays), tensors(case.t)
+        for y in (x.q, t.q, dout):
+            y[..., 0, :] = padding
+        _, _, residuals = blocked.forward(x, o)
+        second = blocked.backward_tangent(x, o, t, dout)
+        moved = blocked.forward_tangent(x, o, t)
+        found.append([*blocked.backward(x, o, residuals, dout), *moved, *second.grads, *second.grads_dot])
+    for a, b in zip(*found, strict=True):
+        assert (a is None and b is None) or torch.equal(a, b)

@@ -137,6 +137,15 @@ class _Local(NamedTuple):
         given = {key: x for key, x in options.items() if x is not None or key not in _OPTIONAL}
         for key, x in (("q", q), ("k", k), ("v", v)):
             check_tensor(NAME, key, x)
+            if not x.is_cpu:
+                fail(
+                    ValueError,
+                    NAME,
+                    key,
+                    "be on the CPU",
+                    f"device {x.device}",
+                    "A ring of other devices is not there yet.",
+                )
         flat = bind_inputs(NAME, q, k, v, passes_of(NAME, q, given).options, given)._asdict()
         for key in NUMBERS:
             if isinstance(flat[key], Tensor):

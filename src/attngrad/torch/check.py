@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,6 +11,10 @@ from torch import Tensor
 from attngrad import reference
 from attngrad.core.dtypes import TABLE
 from attngrad.torch._attention import attention
+from attngrad.torch._choice import backend_of
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _B, _HQ, _HK, _T, _S, _D, _E = 2, 4, 2, 19, 23, 8, 6
 _SLACK = {torch.float64: 1e-11, torch.float32: 2e-5, torch.float16: 1.6e-2, torch.bfloat16: 1.3e-1}
@@ -71,6 +75,40 @@ def check(device: str) -> Iterator[Row]:
                 yield Row(d.name, name, errors, _SLACK[dtype])
             except (RuntimeError, TypeError, NotImplementedError) as error:
                 yield Row(d.name, name, {}, _SLACK[dtype], f"{type(error).__name__}: {error}".partition("\n")[0])
+
+
+class NoDeviceError(RuntimeError):
+    """PyTorch has no such device here."""
+
+
+def report(device: str, console: Console) -> bool:
+    """Print the table, row by row; True where a row is wrong."""
+    try:
+        x = torch.empty(0, device=device)
+        name = backend_of(x)
+    except RuntimeError as error:
+        raise NoDeviceError(f"check: device must be one that PyTorch has here; got {device!r}. {error}") from error
+    if x.is_meta:
+        raise NoDeviceError("check: device must be one that computes; got 'meta'.")
+    console.print(
+        f"torch {torch.__version__}, device {x.device}, backend {name}: largest errors by pass", soft_wrap=True
+    )
+    rows = []
+    for row in check(device):
+        rows.append(row)
+        if len(rows) == 1 and row.errors:
+            console.print(
+                f"{'':7}{'dtype':10}{'option':10}{'  '.join(f'{key:>15}' for key in row.errors)}", soft_wrap=True
+            )
+        told = row.message or "  ".join(f"{error:15.1e}" for error in row.errors.values())
+        console.print(
+            f"{'ok' if row.ok else 'WRONG':7}{row.dtype:10}{row.option:10}{told}", soft_wrap=True, markup=False
+        )
+    wrong = sum(not row.ok for row in rows)
+    console.print(
+        f"{len(rows) - wrong} of {len(rows)} rows agree with the float64 reference on the CPU.", soft_wrap=True
+    )
+    return wrong > 0
 
 
 def _moved(given: dict[str, Any], device: str, dtype: torch.dtype | None) -> dict[str, Any]:
