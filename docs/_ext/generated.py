@@ -1,5 +1,5 @@
-"""Pages that write themselves: ``{public-names}`` from ``attngrad.__all__`` and the bridges, ``{option-table}`` from the
-table of options, ``{errata}`` and ``{errata-summary}`` from a run of the errata, ``{worked-page}`` from a trace.
+"""Pages that write themselves: ``{public-names}`` from ``attngrad.__all__`` and the bridges, ``{option-table}`` from
+the table of options, ``{errata}`` and ``{errata-summary}`` from a run of the errata, ``{worked-page}`` from a trace.
 
 ``{guides}`` is a toctree some of whose patterns may match no page. The empty line that ends a doctest is not shown. The
 sidebar has the pages of the contents, not those below them.
@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from html import escape
 from pathlib import Path
 from types import ModuleType
-from typing import Any, get_type_hints
+from typing import Any, ClassVar, get_type_hints
 
 import numpy as np
 from docutils import nodes
+from docutils.parsers.rst import directives
 from docutils.statemachine import StringList
 from furo.navigation import get_navigation_tree
 from sphinx.application import Sphinx
@@ -62,7 +63,7 @@ def own_names(module: ModuleType) -> Iterator[str]:
     for name in names:
         value = getattr(module, name)
         mine = str(getattr(value, "__module__", "")).startswith(module.__name__)
-        if (inspect.isclass(value) or inspect.isfunction(value)) and (mine or hasattr(module, "__all__")):
+        if callable(value) and (mine or hasattr(module, "__all__")):
             yield name
 
 
@@ -168,19 +169,26 @@ def claim(r: errata.Result) -> str:
 
 
 class WorkedPage(SphinxDirective):
-    """The page of ``attngrad explain``, in a frame; on a phone and on paper, a picture of it that leads there."""
+    """The page of ``attngrad explain``, in a frame; on a phone and on paper a link, with ``:picture:`` a picture of it."""
+
+    option_spec: ClassVar = {"picture": directives.flag}
 
     def run(self) -> list[nodes.Node]:
         """The nodes."""
-        picture = nodes.image(uri="explain/page.png", alt="A backward pass, every matrix and the sum behind one number")
         page = "_static/worked.html"
-        frame = f'<div class="worked"><iframe src="{page}" title="A backward pass, worked" loading="lazy"></iframe></div>'
-        return [
-            nodes.raw("", frame, format="html"),
-            nodes.raw("", f'<a class="worked-picture" href="{page}">', format="html"),
-            picture,
-            nodes.raw("", f'</a><p><a href="{page}">Open it on a page of its own</a>.</p>', format="html"),
-        ]
+        frame = (
+            f'<div class="worked"><iframe src="{page}" title="A backward pass, worked" loading="lazy"></iframe></div>'
+        )
+        found: list[nodes.Node] = [nodes.raw("", frame, format="html")]
+        if "picture" in self.options:
+            alt = "A backward pass, every matrix and the sum behind one number"
+            found += [
+                nodes.raw("", f'<a class="worked-picture" href="{page}">', format="html"),
+                nodes.image(uri="explain/page.png", alt=alt),
+                nodes.raw("", "</a>", format="html"),
+            ]
+        link = f'<p><a href="{page}">Open it on a page of its own</a>.</p>'
+        return [*found, nodes.raw("", link, format="html")]
 
 
 def write_worked_page(app: Sphinx, error: Exception | None) -> None:

@@ -65,7 +65,7 @@ def table() -> dict[int, tuple[Measured, Measured]]:
 def markdown(found: dict[int, tuple[Measured, Measured]]) -> str:
     """The table of docs/meaning.md."""
     lines = [
-        "| d_k | largest weight | raw | keys | raw | softmax' | raw | dead rows | raw |",
+        "| d_k | largest | raw | keys | raw | softmax' | raw | dead | raw |",
         "|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for d, (with_, without) in found.items():
