@@ -169,7 +169,7 @@ def claim(r: errata.Result) -> str:
 
 
 class WorkedPage(SphinxDirective):
-    """The page of ``attngrad explain``, in a frame; on a phone and on paper a link, with ``:picture:`` a picture of it."""
+    """The page of ``attngrad explain``, in a frame; on a phone and on paper a link, or with ``:picture:`` a picture."""
 
     option_spec: ClassVar = {"picture": directives.flag}
 
