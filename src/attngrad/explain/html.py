@@ -16,15 +16,11 @@ import numpy as np
 
 from attngrad.core.arrays import NDArray
 from attngrad.core.checks import fail
-from attngrad.core.checks import fail
-from attngrad.core.checks import fail
 from attngrad.explain.rules import RULES
 from attngrad.explain.serial import jsonable
 from attngrad.explain.template import fill, policy, text
 from attngrad.explain.windows import check_place
 from attngrad.reference.dense import visibility
-from attngrad.reference.modifiers import MODIFIERS
-from attngrad.reference.modifiers import MODIFIERS
 from attngrad.reference.modifiers import MODIFIERS
 
 if TYPE_CHECKING:
@@ -43,24 +39,12 @@ _MODIFIERS = ("softcap",)
 """The modifiers of the scores that the script of the page computes."""
 _JAVASCRIPT = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 """What JSON has no number for, as a string that JavaScript reads."""
-_MODIFIERS = ("softcap",)
-"""The modifiers of the scores that the script of the page computes."""
-_MODIFIERS = ("softcap",)
-"""The modifiers of the scores that the script of the page computes."""
 _STEPS = ("Q", "K", "V", "Z", "S", "L", "A", "O", "dO", "dV", "dA", "delta", "dS", "dZ", "dQ", "dK")
 
 
 def page(trace: Trace, *, head: int = 0, batch: int = 0, title: str = "") -> str:
     """The page of one batch entry."""
     check_place("trace.to_html", trace, head, batch)
-    for name in MODIFIERS:
-        if name not in _MODIFIERS and getattr(trace.options, name) is not None:
-            rule = "have options that the page computes"
-            fail(ValueError, "trace.to_html", "trace", rule, repr(name), "Use trace.print, or save it as .tex.")
-    for name in MODIFIERS:
-        if name not in _MODIFIERS and getattr(trace.options, name) is not None:
-            rule = "have options that the page computes"
-            fail(ValueError, "trace.to_html", "trace", rule, repr(name), "Use trace.print, or save it as .tex.")
     for name in MODIFIERS:
         if name not in _MODIFIERS and getattr(trace.options, name) is not None:
             rule = "have options that the page computes"
