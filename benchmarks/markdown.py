@@ -63,17 +63,19 @@ def page(results: Results, images: Sequence[str] = ()) -> str:
     lines = [
         "# Benchmark",
         "",
-        f"{machine['cpu']}, {machine['cores']} cores, {machine['isa']}, {machine['threads']} threads; {versions}; "
-        f"commit {results.commit or 'unknown'}; {results.date}; written by `make bench`.",
-        "",
-        limits(results),
-        "",
         f"{LEGEND} Losses in bold.",
         "",
     ]
     for image in images:
         name = image.rsplit("/", 1)[-1].removesuffix(".png")
         lines += [f"![{name}]({image})", ""]
+    lines += [
+        f"{machine['cpu']}, {machine['cores']} cores, {machine['isa']}, {machine['threads']} threads; {versions}; "
+        f"commit {results.commit or 'unknown'}; {results.date}; written by `make bench`.",
+        "",
+        limits(results),
+        "",
+    ]
     for group, rows in results.groups():
         lines += [f"## {TITLES.get(group, group)}", "", *_group(results, rows)]
     if results.memory:
