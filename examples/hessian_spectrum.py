@@ -117,11 +117,6 @@ def ends(found: list[Spectrum]) -> tuple[float, float]:
     return values.min().item(), values.max().item()
 
 
-def trace(found: list[Spectrum], n: int) -> float:
-    """The trace of H, n times the mean eigenvalue."""
-    return n * sum((f.values * f.weights).sum().item() for f in found) / len(found)
-
-
 def main() -> None:
     """Spectra before and after training; the small one beside the dense Hessian's."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -134,8 +129,8 @@ def main() -> None:
         found, exact = spectrum(hvp(p.loss, flat), flat), dense(p.loss, flat)
         low, high = ends(found)
         print(f"{len(flat)} parameters, {name}: Lanczos, then the dense Hessian")
-        print(f"  eigenvalues {low:.6f} to {high:.6f}, trace about {trace(found, len(flat)):.1f}")
-        print(f"  eigenvalues {exact[0]:.6f} to {exact[-1]:.6f}, trace {exact.sum():.1f}")
+        print(f"  eigenvalues {low:.6f} to {high:.6f}")
+        print(f"  eigenvalues {exact[0]:.6f} to {exact[-1]:.6f}")
     p = problem(arguments.width, device=arguments.device)
     low, high = ends(spectrum(hvp(p.loss, p.start), p.start, probes=1))
     print(f"{len(p.start)} parameters, at the start: Lanczos\n  eigenvalues {low:.6f} to {high:.6f}")
