@@ -54,7 +54,7 @@ def masked_softmax(s: Tensor) -> Tensor:
 
 
 class Kernel(torch.autograd.Function):
-    """Causal attention for grouped queries, with a backward of its own that computes the weights again."""
+    """Causal attention for grouped queries; its own backward computes the weights again."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -69,11 +69,11 @@ class Kernel(torch.autograd.Function):
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor, ...]:
         """As it was written at night."""
         q, k, v = ctx.saved_tensors
-        a = torch.softmax(ctx.scale * q @ k.mT, -1)  # without the mask
+        a = masked_softmax(ctx.scale * q @ k.mT)
         da = dout @ v.mT
         ds = a * (da - (a * da).sum(-1, keepdim=True))
-        dk, dv = ctx.scale * ds.mT @ q, a.mT @ dout
-        return ctx.scale * ds @ k, dk[:, :: ctx.group], dv[:, :: ctx.group]  # one head of each group
+        dk, dv = (x[:, :: ctx.group] for x in (ctx.scale * ds.mT @ q, a.mT @ dout))
+        return ds @ k, dk, dv
 
 
 class KernelCorrected(Kernel):
@@ -82,12 +82,13 @@ class KernelCorrected(Kernel):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor, ...]:
-        """Masked as in the forward pass; every head of a group adds to its key head."""
+        """dQ with its scale; each query head of a group adds to its key head."""
         q, k, v = ctx.saved_tensors
         a = masked_softmax(ctx.scale * q @ k.mT)
         da = dout @ v.mT
         ds = a * (da - (a * da).sum(-1, keepdim=True))
-        dk, dv = (x.unflatten(1, (-1, ctx.group)).sum(2) for x in (ctx.scale * ds.mT @ q, a.mT @ dout))
+        dk, dv = ctx.scale * ds.mT @ q, a.mT @ dout
+        dk, dv = (x.unflatten(1, (-1, ctx.group)).sum(2) for x in (dk, dv))
         return ctx.scale * ds @ k, dk, dv
 
 

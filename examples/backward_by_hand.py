@@ -17,6 +17,7 @@ import numpy.typing as npt
 import attngrad
 
 NDArray = npt.NDArray[Any]
+Arrays = dict[str, NDArray]
 
 
 class Kept(NamedTuple):
@@ -35,18 +36,18 @@ def forward(q: NDArray, k: NDArray, v: NDArray, causal: bool = True) -> tuple[ND
     s = scale * q @ k.mT
     if causal:
         s = np.where(np.tri(*s.shape[-2:], dtype=bool), s, -np.inf)
-    a = np.exp(s - s.max(axis=-1, keepdims=True))  # minus the row's maximum: no overflow, the same softmax
+    a = np.exp(s - s.max(axis=-1, keepdims=True))  # no overflow, the same softmax
     a = a / a.sum(axis=-1, keepdims=True)
     return a @ v, Kept(q, k, v, a, scale)
 
 
-def backward(kept: Kept, dout: NDArray) -> dict[str, NDArray]:
+def backward(kept: Kept, dout: NDArray) -> Arrays:
     """Every gradient of <dout, O>, in the order in which it is computed."""
     q, k, v, a, scale = kept
     # O = A V
     dv = a.mT @ dout
     da = dout @ v.mT
-    # A = softmax(S), row by row: dS_ij = A_ij (dA_ij - delta_i). delta is rowsum(dO * O) too: FlashAttention's way
+    # A = softmax(S), row by row; delta is rowsum(dO * O) too, which is FlashAttention's way
     delta = np.sum(a * da, axis=-1, keepdims=True)
     ds = a * (da - delta)  # where the mask hid a score, A is 0 and so is dS
     # S = scale Q K^T
@@ -55,17 +56,17 @@ def backward(kept: Kept, dout: NDArray) -> dict[str, NDArray]:
     return {"dV": dv, "dA": da, "delta": delta, "dS": ds, "dQ": dq, "dK": dk}
 
 
-def layer(x: NDArray, w: dict[str, NDArray], heads: int, dy: NDArray) -> tuple[NDArray, dict[str, NDArray]]:
-    """y = merge(attention(split(x Wq), split(x Wk), split(x Wv))) Wo, and every gradient of <dy, y>."""
+def layer(x: NDArray, w: Arrays, heads: int, dy: NDArray) -> tuple[NDArray, Arrays]:
+    """y = merge(attention(split(x Wq), split(x Wk), split(x Wv))) Wo; the gradients of <dy, y>."""
 
-    def split(z: NDArray) -> NDArray:  # (batch, tokens, heads * features) -> (batch, heads, tokens, features)
+    def split(z: NDArray) -> NDArray:  # (batch, tokens, d_model) -> (batch, heads, tokens, features)
         return z.reshape(*z.shape[:-1], heads, -1).swapaxes(-2, -3)
 
     def merge(z: NDArray) -> NDArray:
         z = z.swapaxes(-2, -3)
         return z.reshape(*z.shape[:-2], -1)
 
-    def summed(left: NDArray, right: NDArray) -> NDArray:  # left^T right, over batch and tokens: weights are shared
+    def summed(left: NDArray, right: NDArray) -> NDArray:  # left^T right, over batch and tokens
         return np.tensordot(left, right, axes=((0, 1), (0, 1)))
 
     out, kept = forward(*(split(x @ w[name]) for name in ("w_q", "w_k", "w_v")))
@@ -82,7 +83,7 @@ def layer(x: NDArray, w: dict[str, NDArray], heads: int, dy: NDArray) -> tuple[N
     return merged @ w["w_o"], {"x": dx, **grads}
 
 
-def differences(q: NDArray, k: NDArray, v: NDArray, dout: NDArray, h: float = 1e-5) -> dict[str, NDArray]:
+def differences(q: NDArray, k: NDArray, v: NDArray, dout: NDArray, h: float = 1e-5) -> Arrays:
     """dQ, dK and dV by central differences of <dout, O>, one entry at a time."""
     found = {}
     for place, name in enumerate(("dQ", "dK", "dV")):

@@ -26,6 +26,7 @@ import attngrad.torch
 
 ATOMS, KINDS, BATCH = 10, 2, 16
 WIDTH, HEADS, WAVES, REACH = 32, 4, 12, 4.0
+Energy = Callable[[Tensor, Tensor], Tensor]
 
 
 class Clusters(NamedTuple):
@@ -50,7 +51,7 @@ def morse(x: Tensor, kinds: Tensor) -> Tensor:
     return energies.triu(1).sum((1, 2))
 
 
-def forces_of(energy: Callable[[Tensor, Tensor], Tensor], x: Tensor, kinds: Tensor, graph: bool = False) -> Tensor:
+def forces_of(energy: Energy, x: Tensor, kinds: Tensor, graph: bool = False) -> Tensor:
     """-dE/dx; with ``graph``, a function of the parameters that can be differentiated again."""
     x = x if x.requires_grad else x.detach().requires_grad_()
     (slope,) = torch.autograd.grad(energy(x, kinds).sum(), x, create_graph=graph)
@@ -67,10 +68,10 @@ def sample(clusters: int, dtype: torch.dtype = torch.float32) -> Clusters:
 
 
 class Potential(nn.Module):
-    """E = sum_i e(h_i), with two layers of attention whose bias is a learned function of distance and pair of kinds.
+    """E = sum_i e(h_i): two layers of attention, whose bias is a learned function of distance and kinds.
 
-    An atom does not see itself. A sink in each head takes what the neighbours leave, so that the weights of an atom
-    with few neighbours add up to less, and vanish smoothly as the last one moves away.
+    An atom does not see itself. A sink in each head takes what the neighbours leave, so that
+    the weights of an atom with few neighbours add up to less, and vanish as the last moves away.
     """
 
     def __init__(self, attention: Callable[..., Any] = attngrad.torch.attention) -> None:
@@ -84,12 +85,13 @@ class Potential(nn.Module):
         self.energy = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.SiLU(), nn.Linear(WIDTH, 1))
 
     def bias(self, layer: int, r: Tensor, kinds: Tensor) -> Tensor:
-        """``(B, HEADS, N, N)``: Gaussians of the distance, weighted by head and pair; falls off beyond REACH."""
+        """``(B, HEADS, N, N)``: learned sums of Gaussians of the distance; falls off beyond REACH."""
         centres = torch.linspace(0.5, REACH, WAVES, dtype=r.dtype, device=r.device)
         waves = torch.exp(-4.0 * (r[..., None] - centres).square())
         pair = KINDS * kinds[:, :, None] + kinds[:, None]
         by_pair = self.radial[layer](waves).unflatten(-1, (KINDS * KINDS, HEADS))
-        learned = by_pair.gather(-2, pair[..., None, None].expand(*pair.shape, 1, HEADS)).squeeze(-2)
+        index = pair[..., None, None].expand(*pair.shape, 1, HEADS)
+        learned = by_pair.gather(-2, index).squeeze(-2)
         return (learned - 0.2 * (r[..., None] / REACH) ** 8).permute(0, 3, 1, 2)
 
     def forward(self, x: Tensor, kinds: Tensor) -> Tensor:

@@ -80,7 +80,7 @@ def minimised(p: Problem, steps: int = 300) -> tuple[Tensor, list[float]]:
 def lanczos(product: Product, probe: Tensor, steps: int) -> Spectrum:
     """Ritz values of a symmetric matrix, each weighted by how much of the probe it holds.
 
-    H q_j = b_(j-1) q_(j-1) + a_j q_j + b_j q_(j+1); every new vector is made orthogonal to all before it, twice.
+    H q_j = b_(j-1) q_(j-1) + a_j q_j + b_j q_(j+1); every q is made orthogonal to all before, twice.
     """
     basis = [probe / probe.norm()]
     a, b = [], []
@@ -91,11 +91,12 @@ def lanczos(product: Product, probe: Tensor, steps: int) -> Spectrum:
         for _ in range(2):
             w = w - all_before.T @ (all_before @ w)
         b.append(w.norm())
-        if b[-1] < 1e-12 * a[0].abs():  # the probe's space is exhausted: the Ritz values are eigenvalues
+        if b[-1] < 1e-12 * a[0].abs():  # all that the probe reaches: Ritz values are eigenvalues
             break
         basis.append(w / b[-1])
     off = torch.stack(b[: len(a) - 1])
-    values, vectors = torch.linalg.eigh(torch.diag(torch.stack(a)) + torch.diag(off, 1) + torch.diag(off, -1))
+    tridiagonal = torch.diag(torch.stack(a)) + torch.diag(off, 1) + torch.diag(off, -1)
+    values, vectors = torch.linalg.eigh(tridiagonal)
     return Spectrum(values, vectors[0].square())
 
 

@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 
 
 def execute(path: Path) -> Any:
-    """The notebook with fresh outputs, and nothing in it that says where or when; one thread, so that numbers repeat."""
+    """The notebook with fresh outputs, and nothing that says where or when; one thread, so that numbers repeat."""
     book = nbformat.read(path, as_version=4)
     environment = os.environ | {"OMP_NUM_THREADS": "1", "ATTNGRAD_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     client = NotebookClient(book, timeout=1200, record_timing=False, resources={"metadata": {"path": str(path.parent)}})

@@ -259,7 +259,7 @@ SCRIPTS = {
             "mistakes: scale-missing-in-dk, softmax-diagonal-only\n",
             "homework, corrected: RIGHT",
             "kernel: WRONG: dQ, dK and dV are wrong",
-            "mistakes: mask-ignored-in-backward, group-one-head-only\n",
+            "mistakes: scale-missing-in-dq, group-one-head-only\n",
             "kernel, corrected: RIGHT",
             "The smallest failing case",
         ],
