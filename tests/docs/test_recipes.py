@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -17,6 +18,17 @@ from tests.support import torch_dense
 
 NO_FORWARD_MODE = pytest.raises(NotImplementedError, match="Trying to use forward AD with _scaled_dot_product_flash")
 NO_DOUBLE_BACKWARD = pytest.raises(RuntimeError, match="flash_attention_for_cpu_backward is not implemented")
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """So that no other test can hold these up: threads of PyTorch that wait for each other burn what others need."""
+    before = torch.get_num_threads(), attngrad.get_num_threads()
+    torch.set_num_threads(1)
+    attngrad.set_num_threads(1)
+    yield
+    torch.set_num_threads(before[0])
+    attngrad.set_num_threads(before[1])
 
 
 def dense(*arrays, **options):
@@ -273,7 +285,8 @@ SCRIPTS = {
 def test_the_script_runs_by_itself(name):
     arguments, promised = SCRIPTS[name]
     command = [sys.executable, EXAMPLES / f"{name}.py", *arguments]
-    found = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "ATTNGRAD_NUM_THREADS": "1"}
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)  # noqa: S603
     places = [found.stdout.find(text) for text in promised]
     assert -1 not in places, found.stdout
     assert places == sorted(places)
