@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from attngrad.core.command import CannotRun
+
 if TYPE_CHECKING:
     from benchmarks.results import Results
     from benchmarks.runner import Settings
@@ -68,7 +70,7 @@ def command(
             click.echo(NAME)
         return
     if load is None and not (settings.cases() or settings.usages() or settings.startup()):
-        raise click.ClickException("bench: no row matches; `python -m benchmarks --full --list` lists them all.")
+        raise CannotRun("bench: no row matches; `python -m benchmarks --full --list` lists them all.")
     results = _run(settings) if load is None else _load(load)
     _report(results, json_file, plots, markdown, check)
 
@@ -86,33 +88,49 @@ def _require_matplotlib() -> None:
     from importlib.util import find_spec
 
     if find_spec("matplotlib") is None:
-        raise click.ClickException("bench: --plots needs matplotlib: make .venv/.group-bench.")
+        raise CannotRun("bench: --plots needs matplotlib: make .venv/.group-bench.")
 
 
 def _run(settings: Settings) -> Results:
-    """Run with a progress bar on a terminal, with a line a row in a log."""
+    """Run with a progress bar on a terminal, with lines in a log; both say what is done now, and how long still."""
+    import time
+
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, Progress, TextColumn
 
     from benchmarks import runner
 
     console = Console(stderr=True)
-    total = runner.steps(settings)
+    total, done, start = runner.steps(settings), 0, time.monotonic()
+
+    def told(text: str, step: int) -> str:
+        nonlocal done
+        done += step
+        return f"[{done}/{total}{remaining(done, total, time.monotonic() - start)}] {text}"
+
     if not console.is_terminal:
-        done = 0
-
-        def log(text: str, step: int) -> None:
-            nonlocal done
-            done += step
-            if step:
-                click.echo(f"[{done}/{total}] {text}", err=True)
-
-        return runner.run(settings, log)
-    columns = (BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
+        return runner.run(settings, lambda text, step: click.echo(told(text, step), err=True))
+    columns = (BarColumn(20), TextColumn("{task.description}", markup=False))
     # No automatic refresh: its thread would run while the clock does.
     with Progress(*columns, console=console, transient=True, auto_refresh=False) as progress:
         task = progress.add_task("", total=total)
-        return runner.run(settings, lambda text, n: progress.update(task, description=text, advance=n, refresh=True))
+
+        def show(text: str, step: int) -> None:
+            progress.update(task, description=told(text, step), advance=step, refresh=True)
+
+        return runner.run(settings, show)
+
+
+def remaining(done: int, total: int, seconds: float) -> str:
+    """How long still, in words, at the pace so far; empty before the first row and after the last.
+
+    >>> remaining(1, 4, 20.0), remaining(10, 30, 300.0), remaining(0, 4, 20.0)
+    (', about 60 s left', ', about 10 min left', '')
+    """
+    if not 0 < done < total:
+        return ""
+    left = seconds / done * (total - done)
+    return f", about {left:.0f} s left" if left < 100 else f", about {left / 60:.0f} min left"
 
 
 def _load(path: str) -> Results:
@@ -131,7 +149,7 @@ def _load(path: str) -> Results:
         results.to_json()
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         told = f"bench: --load must name results written by --json; {path}: {type(error).__name__}: {error}"
-        raise click.ClickException(told) from error
+        raise CannotRun(told) from error
     return results
 
 

@@ -43,10 +43,10 @@ def survey(peers: Sequence[str], dtypes: Sequence[str]) -> tuple[dict[str, str],
             if remedy and death(peer, dtype, remedy) is None:
                 environment |= remedy
                 setting = " ".join(f"{name}={value}" for name, value in remedy.items())
-                remarks.append(f"bench: {peer} dies of {reason} in {dtype} here; it runs without AMX ({setting}).")
+                remarks.append(f"bench: {peer} crashes in {dtype} here ({reason}); it runs without AMX ({setting}).")
             else:
-                refused[peer, dtype] = f"dies of {reason} here"
-                remarks.append(f"bench: {peer} dies of {reason} in {dtype} here; those rows are without it.")
+                refused[peer, dtype] = f"crashes here ({reason})"
+                remarks.append(f"bench: {peer} crashes in {dtype} here ({reason}); those rows are without it.")
     return environment, refused, remarks
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,19 +68,28 @@ class Watch:
         return max(taken - TICKS, 0.0) / max(wall, 1e-9)
 
 
-class Patience:
-    """Waits for a quiet machine, up to ``limit`` seconds in all over a run."""
+TELL_EVERY = 10.0
+"""Seconds of waiting after which it is told again."""
 
-    def __init__(self, limit: float) -> None:
-        self.left = limit
+
+class Patience:
+    """Waits for a quiet machine, up to ``limit`` seconds in all over a run; ``tell`` is told why, in words."""
+
+    def __init__(self, limit: float, tell: Callable[[str], None] = lambda text: None) -> None:
+        self.left, self.tell = limit, tell
 
     def wait(self, window: float = 0.3) -> bool:
         """Sleep until others leave the processors alone for ``window`` seconds; False where patience ran out."""
+        told = self.left + TELL_EVERY
         while True:
             watch = Watch.begin()
             time.sleep(window)
-            if not watch.others() > DISTURBED:
+            others = watch.others()
+            if not others > DISTURBED:
                 return True
             self.left -= window
             if self.left <= 0.0:
                 return False
+            if self.left <= told - TELL_EVERY:
+                told = self.left
+                self.tell(f"waiting: other processes use {others:.1f} cores; at most {self.left:.0f} s more")

@@ -97,8 +97,9 @@ def run_case(
     peers: Sequence[Peer],
     budget: Callable[[str], Budget],
     patience: Patience,
+    tell: Callable[[str], None] = lambda text: None,
 ) -> Iterator[Row]:
-    """The rows of a case, each verified, then timed.
+    """The rows of a case, each verified, then timed; ``tell`` is told which, and what is done to it.
 
     A peer that fails the verification is left out of the row, and a note says why. Where attngrad fails, the row does.
     """
@@ -107,6 +108,8 @@ def run_case(
     shown = verify.restrict(x, sample, case.n.group)
     expected = verify.expect(case, shown, sample, names)
     for name in names:
+        title = f"{case.group}: {case.label} {name}"
+        tell(f"{title}: verifying")
         contenders = [Ours(), *peers, *_held_against(case, name)]
         notes = {peer.name: reason for peer in contenders if (reason := peer.refuses(case, name))}
         fit = [peer for peer in contenders if peer.name not in notes]
@@ -132,6 +135,7 @@ def run_case(
         probe = Probe(row.precision == "float64")
         if not row.by_bytes:
             calls[PROBE] = probe.measure
+        tell(f"{title}: timing {', '.join(contender for contender in calls if contender != PROBE)}")
         timed = time_quietly(row, calls, budget, patience)
         yield replace(timed, peak=probe.rate(timed.times.pop(PROBE)) if PROBE in timed.times else 0.0)
 
@@ -171,7 +175,7 @@ def run(settings: Settings, tell: Tell) -> Results:
     """Everything that the settings ask for; an interrupt ends the run early and keeps what was found."""
     choose_isa()
     attngrad.set_num_threads(settings.threads)
-    tell("peers", 0)
+    tell(f"importing {', '.join(settings.peers)}", 0)
     peers, remarks = find_peers(settings)
     results = Results(
         machine.describe(settings.threads),
@@ -189,23 +193,23 @@ def run(settings: Settings, tell: Tell) -> Results:
 
 
 def _measure(settings: Settings, peers: list[Peer], results: Results, tell: Tell) -> None:
-    patience = Patience(PATIENCE[settings.level])
-    tell("bandwidth", 0)
+    patience = Patience(PATIENCE[settings.level], lambda text: tell(text, 0))
+    tell("measuring the bandwidth of the memory", 0)
     patience.wait()
     results.bandwidth = bandwidth()
     for case, names in settings.cases():
-        tell(f"{case.group}: {case.label}", 0)
-        for row in run_case(case, names, peers, settings.budget, patience):
+        tell(f"{case.group}: {case.label}: making inputs and their reference", 0)
+        for row in run_case(case, names, peers, settings.budget, patience, lambda text: tell(text, 0)):
             results.rows.append(row)
             tell(_line(row), 1)
     if settings.startup():
-        tell(startup.NAME, 0)
+        tell(f"{startup.NAME}: timing", 0)
         results.startup = time_quietly(Startup(), startup.calls(), lambda _: BUDGETS[-1], patience)
         tell(results.startup.sentence, 1)
     for name, work, n in settings.usages():
         if name not in (OURS, *(peer.name for peer in peers)):
             continue
-        tell(f"memory: {name}, {work}, n = {n}", 0)
+        tell(f"memory: {name}, {work}, n = {n}: measuring in a process of its own", 0)
         try:
             usage = memory.measure(name, n, settings.threads, work)
         except RuntimeError as error:
@@ -215,7 +219,7 @@ def _measure(settings: Settings, peers: list[Peer], results: Results, tell: Tell
             continue
         results.memory.append(usage)
         tell(f"memory: {name}, {work}, n = {n}: {usage.multiple:.1f} x the size of q", 1)
-    tell("bandwidth, again", 0)
+    tell("measuring the bandwidth of the memory again", 0)
     patience.wait()
     results.bandwidth = max(results.bandwidth, bandwidth())
 

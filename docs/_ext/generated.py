@@ -1,19 +1,23 @@
-"""Pages that write themselves: ``{public-names}`` from ``attngrad.__all__`` and the bridges, ``{errata}`` from a run of
-the errata, ``{worked-page}`` from a trace.
+"""Pages that write themselves: ``{public-names}`` from ``attngrad.__all__`` and the bridges, ``{option-table}`` from
+the table of options, ``{errata}`` and ``{errata-summary}`` from a run of the errata, ``{worked-page}`` from a trace.
 
-``{guides}`` is a toctree some of whose patterns may match no page. The empty line that ends a doctest is not shown.
+``{guides}`` is a toctree some of whose patterns may match no page. The empty line that ends a doctest is not shown. The
+sidebar has the pages of the contents, not those below them.
 """
 
 import inspect
 import re
 from collections.abc import Iterator
+from html import escape
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar, get_type_hints
 
 import numpy as np
 from docutils import nodes
+from docutils.parsers.rst import directives
 from docutils.statemachine import StringList
+from furo.navigation import get_navigation_tree
 from sphinx.application import Sphinx
 from sphinx.directives.other import TocTree
 from sphinx.util.docutils import SphinxDirective
@@ -21,7 +25,22 @@ from sphinx.util.matching import patfilter
 
 import attngrad
 from attngrad import errata
+from attngrad.core.options import OPTIONS, OptionArguments
 from attngrad.explain import examples
+
+SECTIONS = {  # where an option is shown, on the page Options
+    "causal": "causal-when-queries-and-keys-differ-in-number",
+    "offset": "causal-when-queries-and-keys-differ-in-number",
+    "window": "windows",
+    "mask": "who-sees-whom",
+    "bias": "bias-an-addend-of-the-scores",
+    "softcap": "softcap-scores-that-cannot-grow",
+    "sinks": "sinks-attention-that-may-go-nowhere",
+    "dropout": "dropout-that-can-be-repeated",
+    "seed": "dropout-that-can-be-repeated",
+    "segments": "packed-sequences",
+    "return_lse": "a-loss-of-the-log-sum-exp",
+}
 
 
 def autodoc(directive: str, name: str, *options: str) -> str:
@@ -34,7 +53,8 @@ def described(name: str, value: Any) -> str:
     """The autodoc directive that fits what the name is."""
     if inspect.isclass(value):
         return autodoc("autoclass", name, "members")
-    return autodoc("autofunction", name)
+    takes_options = "options" in inspect.signature(value).parameters
+    return autodoc("autofunction", name) + ("\n`**options`: [the table](#options).\n" if takes_options else "")
 
 
 def own_names(module: ModuleType) -> Iterator[str]:
@@ -43,7 +63,7 @@ def own_names(module: ModuleType) -> Iterator[str]:
     for name in names:
         value = getattr(module, name)
         mine = str(getattr(value, "__module__", "")).startswith(module.__name__)
-        if (inspect.isclass(value) or inspect.isfunction(value)) and (mine or hasattr(module, "__all__")):
+        if callable(value) and (mine or hasattr(module, "__all__")):
             yield name
 
 
@@ -77,40 +97,98 @@ class PublicNames(SphinxDirective):
             return None
 
 
+class OptionTable(SphinxDirective):
+    """Every option: its type and default from the table of options, its meaning from the page Options."""
+
+    def run(self) -> list[nodes.Node]:
+        """The nodes."""
+        page = (Path(self.env.srcdir) / "options.md").read_text()
+        meanings = dict(re.findall(r"^\| (`.+?`) \| (.+) \|$", page, re.M))
+        text = ["| option | type | default | meaning |", "|---|---|---|---|"]
+        for name, hint in get_type_hints(OptionArguments).items():
+            [meaning] = [said for names, said in meanings.items() if re.search(rf"\b{name}\b", names)]
+            row = OPTIONS.get(name)
+            default = {"scale": "1/sqrt(D)", "offset": "S - T"}.get(name, f"`{row.default if row else False}`")
+            kind = row.kind.value if row and row.is_array else plain(hint)
+            gradient = " Has a gradient." if row and row.differentiable and "gradient" not in meaning else ""
+            shown = f"[`{name}`](options.md#{SECTIONS[name]})" if name in SECTIONS else f"[`{name}`](options.md)"
+            text.append(f"| {shown} | {kind} | {default} | {meaning}{gradient} |")
+        return self.parse_text_to_nodes("\n".join(text))
+
+
+def plain(hint: Any) -> str:
+    """The type of an option that is no array, as it is written; None, which stands for the default, is left out."""
+    words = hint.__name__ if inspect.isclass(hint) else str(hint)
+    return f"`{words.removesuffix(' | None')}`".replace("|", "\\|")
+
+
 class Errata(SphinxDirective):
-    """Every claim of the documents, judged now."""
+    """Every claim of the documents, judged now: a line per claim, to unfold."""
 
     def run(self) -> list[nodes.Node]:
         """The nodes."""
         text = []
         for name, title in errata.DOCUMENTS.items():
-            results = errata.run(name)
-            wrong = sum(not r.holds for r in results)
-            text.append(f"## {escaped(title)}\n\n`{name}`: {len(results)} claims, {wrong or 'none'} wrong.\n")
-            for r in results:
-                text.append(f"**{'✓' if r.holds else '✗'} {r.entry.id}** {r.entry.title} ({r.entry.where})\n")
-                rows = [("says", r.entry.says, r.error), ("found", r.evidence, None)]
-                if not r.holds:
-                    rows += [("wrong", r.entry.wrong, None), ("correct", r.entry.correct, r.corrected_error)]
-                for label, said, error in rows:
-                    if said:
-                        figure = "" if error is None else f" [{error:.1e}]"
-                        shown = literal(said) if label in ("says", "correct") else escaped(said)
-                        text.append(f"- *{label}* {shown}{figure}")
-                text.append("")
-        return self.parse_text_to_nodes("\n".join(text), allow_section_headings=True)
+            text.append(f"## {escaped(title)}\n\n`attngrad errata --document {name}`\n")
+            text += [claim(r) for r in errata.run(name)]
+        return self.parse_text_to_nodes("\n\n".join(text), allow_section_headings=True)
 
 
-class WorkedPage(SphinxDirective):
-    """The page of ``attngrad explain``, in a frame."""
+class ErrataSummary(SphinxDirective):
+    """How many claims of each document are right and wrong; a title leads to its first wrong claim."""
 
     def run(self) -> list[nodes.Node]:
         """The nodes."""
+        table = ["| document | claims | right | wrong |", "|:--|--:|--:|--:|"]
+        for name, title in errata.DOCUMENTS.items():
+            results = errata.run(name)
+            wrong = [r for r in results if not r.holds]
+            shown = f'<a href="#{[*wrong, *results][0].entry.id}">{escape(title)}</a>'
+            table.append(f"| {shown} | {len(results)} | {len(results) - len(wrong)} | {len(wrong)} |")
+        return self.parse_text_to_nodes("\n".join(table))
+
+
+def claim(r: errata.Result) -> str:
+    """One claim, coloured and folded."""
+    kind, sign = ("right", "✓") if r.holds else ("wrong", "✗")
+    rows = [("says", r.entry.says, r.error), ("found", r.evidence, None)]
+    if not r.holds:
+        rows += [("wrong", r.entry.wrong, None), ("correct", r.entry.correct, r.corrected_error)]
+    body = []
+    for label, said, error in rows:
+        if said:
+            figure = "" if error is None else f" [{error:.1e}]"
+            body.append(f"- *{label}* {literal(said) if label in ('says', 'correct') else escaped(said)}{figure}")
+    head = f'<span class="verdict {kind}">{sign} {kind}</span> <b>{r.entry.id}</b> {escape(r.entry.title)}'
+    where = f"{head} ({escape(r.entry.where)})"
+    return (
+        f'<details class="claim {kind}"><summary>{where}</summary><div class="body" id="{r.entry.id}">\n\n'
+        + "\n".join(body)
+        + "\n\n</div></details>\n"
+    )
+
+
+class WorkedPage(SphinxDirective):
+    """The page of ``attngrad explain``, in a frame; on a phone and on paper a link, or with ``:picture:`` a picture."""
+
+    option_spec: ClassVar = {"picture": directives.flag}
+
+    def run(self) -> list[nodes.Node]:
+        """The nodes."""
+        page = "_static/worked.html"
         frame = (
-            '<iframe class="worked" src="_static/worked.html" title="A backward pass, worked" loading="lazy"></iframe>'
-            '<p>Forward and backward beside each other: <a href="_static/worked.html">on a page of its own</a>.</p>'
+            f'<div class="worked"><iframe src="{page}" title="A backward pass, worked" loading="lazy"></iframe></div>'
         )
-        return [nodes.raw("", frame, format="html")]
+        found: list[nodes.Node] = [nodes.raw("", frame, format="html")]
+        if "picture" in self.options:
+            alt = "A backward pass, every matrix and the sum behind one number"
+            found += [
+                nodes.raw("", f'<a class="worked-picture" href="{page}">', format="html"),
+                nodes.image(uri="explain/page.png", alt=alt),
+                nodes.raw("", "</a>", format="html"),
+            ]
+        link = f'<p><a href="{page}">Open it on a page of its own</a>.</p>'
+        return [*found, nodes.raw("", link, format="html")]
 
 
 def write_worked_page(app: Sphinx, error: Exception | None) -> None:
@@ -152,12 +230,22 @@ def without_empty_ends(app: Sphinx, doctree: nodes.document) -> None:
             block[0] = nodes.Text(text)
 
 
+def sections_only(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    """Make the tree of the sidebar again, one level deep."""
+    if "toctree" in context:
+        tree = context["toctree"](collapse=True, titles_only=True, maxdepth=1, includehidden=True)
+        context["furo_navigation_tree"] = get_navigation_tree(tree)
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Register them."""
     app.add_directive("guides", Guides)
     app.add_directive("public-names", PublicNames)
+    app.add_directive("option-table", OptionTable)
     app.add_directive("errata", Errata)
+    app.add_directive("errata-summary", ErrataSummary)
     app.add_directive("worked-page", WorkedPage)
     app.connect("doctree-read", without_empty_ends)
+    app.connect("html-page-context", sections_only, priority=900)  # after the theme
     app.connect("build-finished", write_worked_page)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

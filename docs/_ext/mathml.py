@@ -3,12 +3,21 @@
 A label, written ``$$ ... $$ (R4)``, is printed beside its formula.
 """
 
+import re
 from html import escape
 from typing import Any
 
 from docutils import nodes
-from latex2mathml.converter import convert
+from latex2mathml import converter
 from sphinx.application import Sphinx
+
+
+def convert(text: str, display: str = "inline") -> str:
+    """LaTeX to MathML. A dot above is an accent, close to its letter: latex2mathml does not say so."""
+    found = converter.convert(text, display=display)
+    return re.sub(
+        r"<mover>(<mrow><mi>[^<]*</mi></mrow>|<mi>[^<]*</mi>)(?=<mo>&#x002D9;)", r'<mover accent="true">\1', found
+    )
 
 
 def inline(writer: Any, node: nodes.math) -> None:

@@ -65,7 +65,7 @@ def table() -> dict[int, tuple[Measured, Measured]]:
 def markdown(found: dict[int, tuple[Measured, Measured]]) -> str:
     """The table of docs/meaning.md."""
     lines = [
-        "| d_k | largest weight | unscaled | keys | unscaled | softmax' | unscaled | dead rows | unscaled |",
+        "| d_k | largest | raw | keys | raw | softmax' | raw | dead | raw |",
         "|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for d, (with_, without) in found.items():

@@ -39,7 +39,7 @@ _HOME = {
 }
 _MODULES = ("errata", "layers", "optim", "reference", "testing")
 # Not in __all__: a star must not import a framework.
-_BRIDGES = ("distributed", "jax", "torch", "transformers")
+_BRIDGES = ("diffusers", "distributed", "jax", "torch", "transformers")
 
 __all__ = [
     "AuditReport",

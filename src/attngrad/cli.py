@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from attngrad.auditor.cli import command as audit
+from attngrad.core.command import CannotRun
 from attngrad.explain.cli import command as explain
 
 
@@ -15,7 +16,7 @@ class _Commands(click.Group):
         try:
             return super().invoke(ctx)
         except ImportError as error:
-            raise click.ClickException(str(error)) from error
+            raise CannotRun(str(error)) from error
 
 
 _seed = click.option(
@@ -33,8 +34,9 @@ _seed = click.option(
 def main() -> None:
     """Every derivative of attention, exact, fast, and explained.
 
-    Start with `attngrad demo`: a worked backward pass, a gradient check, and the errata. Then every number of a
-    small one: `attngrad explain`; as a page: `attngrad explain --format html --open`.
+    Start with `attngrad demo`, then `attngrad explain --format html --open`.
+
+    Exit status: 0 all is well, 1 what was checked is wrong, 2 wrong usage, or it could not run.
 
     Completion in bash: eval "$(_ATTNGRAD_COMPLETE=bash_source attngrad)"; likewise zsh_source, fish_source.
     """
@@ -43,17 +45,12 @@ def main() -> None:
 @main.command()
 @_seed
 def demo(seed: int) -> None:
-    """Work through one backward pass, check every derivative, and print the errata."""
+    """Show a backward pass, a check, errata, an audit and the speed."""
     from rich.console import Console
 
-    from attngrad import errata as errata_module
-    from attngrad.explain.demo import gradient_check, worked_example
+    from attngrad.explain.demo import show
 
-    console = Console()
-    worked_example(console, seed)
-    gradient_check(console, seed)
-    console.rule("[bold]Errata[/bold]", align="left")
-    errata_module.render(errata_module.run(seed=seed), console)
+    show(Console(highlight=False), seed)
 
 
 class _Document(click.Choice[str]):
@@ -72,7 +69,7 @@ _DOCUMENTS = _Document(["equation-z", "back-pass", "transformer", "explicit-form
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @_seed
 def errata(document: str | None, as_json: bool, seed: int) -> None:
-    """Judge the claims of four published texts on the gradient of attention, and print what is wrong with them.
+    """Judge every claim of four texts on the gradient of attention.
 
     Every verdict is computed when the command runs, in float64, against the complex step. The texts:
 
@@ -96,19 +93,21 @@ def errata(document: str | None, as_json: bool, seed: int) -> None:
 @main.command()
 @_seed
 def check(seed: int) -> None:
-    """Check VJP, JVP and HVP against the complex step, with every option on."""
+    """Check VJP, JVP and HVP against the complex step, options on."""
     from rich.console import Console
 
-    from attngrad.explain.demo import gradient_check
+    from attngrad.explain import check as found
 
-    if not gradient_check(Console(), seed):
-        raise SystemExit(1)
+    report = found.run(seed)
+    found.render(report, Console(highlight=False))
+    raise SystemExit(not report.ok)
 
 
 @main.command()
 def info() -> None:
-    """Print the instruction set, the threads, and the versions."""
+    """Print the instruction set, the threads and the versions."""
     import platform
+    from importlib import metadata
 
     import ml_dtypes
     import numpy as np
@@ -129,8 +128,13 @@ def info() -> None:
         "machine": platform.machine(),
         "compiler": _native.compiler,
     }
+    for name in ("torch", "jax", "transformers", "diffusers", "triton"):  # read, not imported
+        try:
+            rows[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            rows[name] = "not installed"
     for name, value in rows.items():
-        click.echo(f"{name:<10} {value}")
+        click.echo(f"{name:<12} {value}")
 
 
 main.add_command(audit)

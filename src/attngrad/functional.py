@@ -14,7 +14,7 @@ from attngrad.backends import reference as dense
 from attngrad.backends.cpu import keep_mask
 from attngrad.backends.protocol import SecondOrder
 from attngrad.core import option_checks
-from attngrad.core.arrays import Array, NDArray, kind_of
+from attngrad.core.arrays import Array, ArrayLike, NDArray, kind_of
 from attngrad.core.binding import (
     bind,
     bind_primals,
@@ -24,9 +24,10 @@ from attngrad.core.binding import (
     check_wrt,
     refuse_lse,
     require_cotangent,
-    require_numpy,
 )
-from attngrad.core.checks import base_array, check_floating, fail
+from attngrad.core.calls import told_how
+from attngrad.core.checks import check_floating, fail
+from attngrad.core.conversion import read, settle
 from attngrad.core.operands import Gradients
 from attngrad.core.options import OptionArguments, ScoreArguments
 
@@ -41,15 +42,15 @@ def _round(x: Array, q: Array) -> NDArray:
 
 @overload
 def attention(
-    q: NDArray, k: NDArray, v: NDArray, *, return_lse: Literal[False] = False, **options: Unpack[ScoreArguments]
+    q: ArrayLike, k: ArrayLike, v: ArrayLike, *, return_lse: Literal[False] = False, **options: Unpack[ScoreArguments]
 ) -> NDArray: ...
 @overload
 def attention(
-    q: NDArray, k: NDArray, v: NDArray, *, return_lse: Literal[True], **options: Unpack[ScoreArguments]
+    q: ArrayLike, k: ArrayLike, v: ArrayLike, *, return_lse: Literal[True], **options: Unpack[ScoreArguments]
 ) -> tuple[NDArray, NDArray]: ...
 @overload
-def attention(q: NDArray, k: NDArray, v: NDArray, **options: Unpack[OptionArguments]) -> Any: ...
-def attention(q: NDArray, k: NDArray, v: NDArray, **options: Unpack[OptionArguments]) -> Any:
+def attention(q: ArrayLike, k: ArrayLike, v: ArrayLike, **options: Unpack[OptionArguments]) -> Any: ...
+def attention(q: ArrayLike, k: ArrayLike, v: ArrayLike, **options: Unpack[OptionArguments]) -> Any:
     """Attention, softmax(scale q k^T + ...) v, row by row over the keys that a query may see.
 
     ::
@@ -59,6 +60,8 @@ def attention(q: NDArray, k: NDArray, v: NDArray, **options: Unpack[OptionArgume
     Args:
         q, k, v: ``(..., Hq, T, D)``, ``(..., Hk, S, D)``, ``(..., Hk, S, E)``; also ``(T, D)`` for one head and
             ``(H, T, D)`` for heads without a batch. Hk divides Hq: query head h reads key head h // (Hq // Hk).
+            Three axes are never (batch, tokens, features): pass ``q[:, None]``. From (batch, tokens, heads, features)
+            it is ``np.swapaxes(q, 1, 2)``. Lists and integers take the dtype of the other arrays, else float64.
         options: scale, causal, window, offset, mask, bias, softcap, sinks, dropout, seed, segments, return_lse;
             all combine. docs/options.md draws each.
 
@@ -72,31 +75,33 @@ def attention(q: NDArray, k: NDArray, v: NDArray, **options: Unpack[OptionArgume
            [0.5       , 0.5       , 0.        ],
            [0.33333333, 0.33333333, 0.33333333]])
     """
-    x, o, return_lse = bind("attention", q, k, v, options)
+    x, o, return_lse = bind("attention", q, k, v, options, convert=True)
     out, lse, _ = _BACKEND.forward(x, o, save=False)
     return (out, lse) if return_lse else out
 
 
 @overload
 def vjp(
-    q: NDArray, k: NDArray, v: NDArray, *, return_lse: Literal[False] = False, **options: Unpack[ScoreArguments]
+    q: ArrayLike, k: ArrayLike, v: ArrayLike, *, return_lse: Literal[False] = False, **options: Unpack[ScoreArguments]
 ) -> tuple[NDArray, Callable[..., Gradients]]: ...
 @overload
 def vjp(
-    q: NDArray, k: NDArray, v: NDArray, *, return_lse: Literal[True], **options: Unpack[ScoreArguments]
+    q: ArrayLike, k: ArrayLike, v: ArrayLike, *, return_lse: Literal[True], **options: Unpack[ScoreArguments]
 ) -> tuple[tuple[NDArray, NDArray], Callable[..., Gradients]]: ...
 @overload
 def vjp(
-    q: NDArray, k: NDArray, v: NDArray, **options: Unpack[OptionArguments]
+    q: ArrayLike, k: ArrayLike, v: ArrayLike, **options: Unpack[OptionArguments]
 ) -> tuple[Any, Callable[..., Gradients]]: ...
-def vjp(q: NDArray, k: NDArray, v: NDArray, **options: Unpack[OptionArguments]) -> tuple[Any, Callable[..., Gradients]]:
+def vjp(
+    q: ArrayLike, k: ArrayLike, v: ArrayLike, **options: Unpack[OptionArguments]
+) -> tuple[Any, Callable[..., Gradients]]:
     """Attention and its pullback, ``grads = pullback(dout, dlse=None, wrt=None)``: reverse mode.
 
     The pullback gives the gradients of <dout, out> + <dlse, lse> as ``Gradients(q, k, v, bias, sinks)``. It may be
-    called more than once; dout may be None where dlse is given. ``wrt`` names the inputs whose gradients are wanted,
-    one or several; the others are None and not computed. With a constant bias, ``wrt=("q", "k", "v")`` saves its n x n
-    gradient. The pullback reads the arrays that were given (q, k, v and those among the options) again: do not write
-    to them in between. Writing to out is harmless.
+    called more than once; dout may be None where dlse is given; narrower ones are widened. ``wrt`` names the inputs
+    whose gradients are wanted, one or several; the others are None and not computed. With a constant bias,
+    ``wrt=("q", "k", "v")`` saves its n x n gradient. The pullback reads the arrays that were given (q, k, v and those
+    among the options) again: do not write to them in between. Writing to out is harmless.
 
     >>> x = np.eye(2)
     >>> out, pullback = vjp(x, x, x, scale=0.0)
@@ -104,11 +109,11 @@ def vjp(q: NDArray, k: NDArray, v: NDArray, **options: Unpack[OptionArguments]) 
     array([[0.5, 0. ],
            [0.5, 0. ]])
     """
-    x, o, return_lse = bind("vjp", q, k, v, options)
+    x, o, return_lse = bind("vjp", q, k, v, options, convert=True)
     out, lse, residuals = _BACKEND.forward(x, o)
 
     def pullback(
-        dout: NDArray | None, dlse: NDArray | None = None, *, wrt: str | Collection[str] | None = None
+        dout: ArrayLike | None, dlse: ArrayLike | None = None, *, wrt: str | Collection[str] | None = None
     ) -> Gradients:
         require_cotangent("pullback", dout, dlse)
         dout, dlse = check_cotangents("pullback", x, dout, dlse)
@@ -117,12 +122,13 @@ def vjp(q: NDArray, k: NDArray, v: NDArray, **options: Unpack[OptionArguments]) 
     return ((out, lse) if return_lse else out), pullback
 
 
+@told_how
 def jvp(
-    primals: tuple[NDArray, NDArray, NDArray],
-    tangents: tuple[NDArray | None, NDArray | None, NDArray | None],
+    primals: tuple[ArrayLike, ArrayLike, ArrayLike],
+    tangents: tuple[ArrayLike | None, ArrayLike | None, ArrayLike | None],
     *,
-    bias_dot: NDArray | None = None,
-    sinks_dot: NDArray | None = None,
+    bias_dot: ArrayLike | None = None,
+    sinks_dot: ArrayLike | None = None,
     **options: Unpack[OptionArguments],
 ) -> tuple[Any, Any]:
     """Attention and its directional derivative, ``out, out_dot``: forward mode.
@@ -136,22 +142,23 @@ def jvp(
            [0.5, 0.5]])
     """
     q, k, v = bind_primals("jvp", primals)
-    x, o, return_lse = bind("jvp", q, k, v, options)
+    x, o, return_lse = bind("jvp", q, k, v, options, convert=True)
     t = bind_tangents("jvp", x, tangents, bias_dot, sinks_dot)
     out, lse, out_dot, lse_dot = _BACKEND.forward_tangent(x, o, t)
     return ((out, lse), (out_dot, lse_dot)) if return_lse else (out, out_dot)
 
 
+@told_how
 def hvp(
-    primals: tuple[NDArray, NDArray, NDArray],
-    tangents: tuple[NDArray | None, NDArray | None, NDArray | None],
-    dout: NDArray | None,
-    dout_dot: NDArray | None = None,
+    primals: tuple[ArrayLike, ArrayLike, ArrayLike],
+    tangents: tuple[ArrayLike | None, ArrayLike | None, ArrayLike | None],
+    dout: ArrayLike | None,
+    dout_dot: ArrayLike | None = None,
     *,
-    bias_dot: NDArray | None = None,
-    sinks_dot: NDArray | None = None,
-    dlse: NDArray | None = None,
-    dlse_dot: NDArray | None = None,
+    bias_dot: ArrayLike | None = None,
+    sinks_dot: ArrayLike | None = None,
+    dlse: ArrayLike | None = None,
+    dlse_dot: ArrayLike | None = None,
     **options: Unpack[OptionArguments],
 ) -> tuple[Gradients, Gradients]:
     """The gradients and their directional derivative, ``grads, grads_dot``: second order.
@@ -181,20 +188,20 @@ def hvp(
 
 def second_order(
     function: str,
-    primals: tuple[NDArray, NDArray, NDArray],
-    tangents: tuple[NDArray | None, NDArray | None, NDArray | None],
-    dout: NDArray | None,
-    dout_dot: NDArray | None = None,
+    primals: tuple[ArrayLike, ArrayLike, ArrayLike],
+    tangents: tuple[ArrayLike | None, ArrayLike | None, ArrayLike | None],
+    dout: ArrayLike | None,
+    dout_dot: ArrayLike | None = None,
     *,
-    bias_dot: NDArray | None = None,
-    sinks_dot: NDArray | None = None,
-    dlse: NDArray | None = None,
-    dlse_dot: NDArray | None = None,
+    bias_dot: ArrayLike | None = None,
+    sinks_dot: ArrayLike | None = None,
+    dlse: ArrayLike | None = None,
+    dlse_dot: ArrayLike | None = None,
     **options: Unpack[OptionArguments],
 ) -> SecondOrder:
     """``hvp`` on behalf of ``function``, with out and out_dot in the accumulation dtype."""
     q, k, v = bind_primals(function, primals)
-    x, o, return_lse = bind(function, q, k, v, options)
+    x, o, return_lse = bind(function, q, k, v, options, convert=True)
     refuse_lse(function, return_lse)
     t = bind_tangents(function, x, tangents, bias_dot, sinks_dot)
     require_cotangent(function, dout, dlse)
@@ -203,14 +210,14 @@ def second_order(
     return _BACKEND.backward_tangent(x, o, t, dout, dout_dot, dlse, dlse_dot)
 
 
-def jacobian(q: NDArray, k: NDArray, v: NDArray, wrt: str = "q", **options: Unpack[OptionArguments]) -> NDArray:
+def jacobian(q: ArrayLike, k: ArrayLike, v: ArrayLike, wrt: str = "q", **options: Unpack[OptionArguments]) -> NDArray:
     """The dense Jacobian of out, of shape ``out.shape + wrt.shape``; wrt is q, k, v, bias or sinks. For small sizes.
 
     >>> x = np.ones((1, 1))
     >>> jacobian(x, x, x, wrt="v")
     array([[[[1.]]]])
     """
-    x, o, return_lse = bind("jacobian", q, k, v, options)
+    x, o, return_lse = bind("jacobian", q, k, v, options, convert=True)
     refuse_lse("jacobian", return_lse)
     check_wrt("jacobian", x, wrt)
     return _round(dense.jacobian(x, o, wrt), x.q)
@@ -218,15 +225,15 @@ def jacobian(q: NDArray, k: NDArray, v: NDArray, wrt: str = "q", **options: Unpa
 
 @overload
 def attention_weights(
-    q: NDArray, k: NDArray, *, return_lse: Literal[False] = False, **options: Unpack[ScoreArguments]
+    q: ArrayLike, k: ArrayLike, *, return_lse: Literal[False] = False, **options: Unpack[ScoreArguments]
 ) -> NDArray: ...
 @overload
 def attention_weights(
-    q: NDArray, k: NDArray, *, return_lse: Literal[True], **options: Unpack[ScoreArguments]
+    q: ArrayLike, k: ArrayLike, *, return_lse: Literal[True], **options: Unpack[ScoreArguments]
 ) -> tuple[NDArray, NDArray]: ...
 @overload
-def attention_weights(q: NDArray, k: NDArray, **options: Unpack[OptionArguments]) -> Any: ...
-def attention_weights(q: NDArray, k: NDArray, **options: Unpack[OptionArguments]) -> Any:
+def attention_weights(q: ArrayLike, k: ArrayLike, **options: Unpack[OptionArguments]) -> Any: ...
+def attention_weights(q: ArrayLike, k: ArrayLike, **options: Unpack[OptionArguments]) -> Any:
     """The dense A = softmax of the scores, ``(..., Hq, T, S)``: T x S numbers per head, so on request only.
 
     Dropout does not enter A: what multiplies v is ``A * dropout_mask(A.shape, rate, seed) / (1 - rate)``. With
@@ -236,22 +243,22 @@ def attention_weights(q: NDArray, k: NDArray, **options: Unpack[OptionArguments]
     array([[1. , 0. ],
            [0.5, 0.5]])
     """
-    x, o, return_lse = bind("attention_weights", q, k, k, options)
+    x, o, return_lse = bind("attention_weights", q, k, k, options, convert=True)
     weights, lse = dense.weights(x, o)
     return (_round(weights, x.q), lse) if return_lse else _round(weights, x.q)
 
 
-def softmax_jacobian(scores: NDArray) -> NDArray:
+def softmax_jacobian(scores: ArrayLike) -> NDArray:
     """diag(a) - a a^T with a = softmax(scores) over the last axis, batched: ``(..., S)`` gives ``(..., S, S)``.
 
     >>> softmax_jacobian(np.zeros(2))
     array([[ 0.25, -0.25],
            [-0.25,  0.25]])
     """
-    require_numpy("softmax_jacobian", scores=scores)
-    scores = base_array(scores)
-    check_floating("softmax_jacobian", "scores", scores)
-    return _round(dense.softmax_jacobian(scores), scores)
+    given = read("softmax_jacobian", "scores", scores)
+    found = settle("softmax_jacobian", "scores", given, np.dtype(np.float64))
+    check_floating("softmax_jacobian", "scores", found)
+    return _round(dense.softmax_jacobian(found), found)
 
 
 def segments_from_lengths(lengths: Sequence[int] | NDArray) -> npt.NDArray[np.int32]:

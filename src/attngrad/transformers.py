@@ -1,11 +1,11 @@
-"""Hugging Face Transformers: ``attn_implementation="attngrad"``.
+"""Hugging Face Transformers: ``attn_implementation="attngrad"``, once this module is imported.
 
->>> register()
+>>> import attngrad.transformers
 >>> from transformers import AutoModelForCausalLM, LlamaConfig
 >>> config = LlamaConfig(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
 >>> model = AutoModelForCausalLM.from_config(config, attn_implementation="attngrad")
 
-``register`` makes the name known to the attention interface and to the mask interface: without the second a model would
+The import makes the name known to the attention interface and to the mask interface: without the second a model would
 build no mask, and causality and padding would be lost in silence. docs/transformers.md is the guide.
 """
 
@@ -42,9 +42,11 @@ _UNSERVED = {
 
 
 def register(name: str = "attngrad") -> None:
-    """Make ``attn_implementation=name`` known to Transformers. Calling it again is harmless.
+    """Make ``attn_implementation=name`` known to Transformers; importing the module has done so for "attngrad".
 
-    >>> register("attngrad")
+    Calling it again is harmless.
+
+    >>> register("attngrad-again")
     """
     AttentionInterface.register(name, attention_forward)
     # Boolean masks; None where is_causal says it all.
@@ -117,7 +119,7 @@ def attention_forward(
 def _fit(mask: Tensor, key: Tensor) -> Tensor:
     if mask.ndim != 4 or not (mask.dtype is torch.bool or mask.is_floating_point()):
         got = f"shape {tuple(mask.shape)}, {mask.dtype}"
-        remedy = "Call attngrad.transformers.register() before the model runs: it registers the mask as well."
+        remedy = "Register a name by attngrad.transformers.register(name): it registers the mask as well."
         fail(ValueError, _NAME, "attention_mask", "be a boolean or floating mask (B, heads, T, S)", got, remedy)
     return mask[..., : key.shape[-2]]  # a mask may be longer, made for keys that are yet to come
 
@@ -144,3 +146,6 @@ def _without_mask(
         ids = torch.bucketize(torch.arange(tokens), lengths[1:].to(torch.int64), right=True)
         options["segments"] = (ids, ids)
     return options
+
+
+register()

@@ -146,7 +146,39 @@ def test_options_are_passed_as_keywords_if_taken():
 
     assert audit(takes, options={"causal": True}, effort="quick").ok
     assert audit(has_its_own, options={"causal": True}, effort="quick").ok
-    assert not audit(right, options={"causal": True}, effort="quick").ok
+
+
+def nothing_but_qkv(q, k, v, dout):
+    return right(q, k, v, dout)
+
+
+def nothing_but_qkv_and_wrong(q, k, v, dout):
+    out, dq, dk, dv = right(q, k, v, dout)
+    return out, 2 * dq, dk, dv
+
+
+@pytest.mark.parametrize("options", [{"causal": True}, {"mask": True, "softcap": 1.5}, {"dropout": 0.3}])
+@pytest.mark.parametrize("candidate", [nothing_but_qkv, nothing_but_qkv_and_wrong])
+def test_a_candidate_without_the_option_is_not_accused(candidate, options):
+    report = audit(candidate, options=options, effort="quick")
+    close = "right for" if candidate is nothing_but_qkv else "closer to"
+    names = " and ".join(options)
+    assert report.verdict == (
+        f"NOT AUDITED: audit: candidate must take {names}; it takes (q, k, v, dout), and its results are {close} "
+        f"attention without {names}. Give it the parameter, or leave the option out."
+    )
+    assert (report.exit_code, report.mistakes) == (2, ())
+
+
+def test_a_mistake_is_named_where_the_option_is_built_in():
+    def causal_and_wrong(q, k, v, dout):
+        out, pullback = attngrad.vjp(q, k, v, causal=True)
+        dq, dk, dv, _, _ = pullback(dout)
+        return out, dk, dq, dv
+
+    report = audit(causal_and_wrong, options={"causal": True}, effort="quick")
+    assert report.mistakes == ("dq-dk-exchanged",)
+    assert "It has no parameter causal" in str(report)
 
 
 LAYER_OPTIONS = [
@@ -178,7 +210,8 @@ def test_a_layer_takes_every_option(options, dtype, monkeypatch):
     assert {f"d{x}" for x in ("bias", "sinks") if x in options} <= {s.name for s in report.stages}
     monkeypatch.setitem(LIMITS, "quick", Limits(0, 0.0, 0, 0.0))  # nothing need be named
     wrong = audit(planted.layer(), level="layer", options=options, dtype=dtype, effort="quick")
-    assert wrong.status == "wrong", "an option that is not taken is missed"
+    assert wrong.status == "not audited", "an option that is not taken is missed"
+    assert "audit: candidate must take " in wrong.verdict
 
 
 def test_a_layer_with_groups_of_heads_is_audited_where_it_asks_for_their_number():

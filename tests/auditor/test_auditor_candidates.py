@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+import attngrad
 from attngrad.auditor import audit
 from planted import right
 
@@ -307,8 +308,10 @@ def test_noise_far_below_a_lower_precision_is_not_named_one():
 
 
 def test_an_option_that_it_cannot_be_told_is_noted():
-    report = audit(right, options={"causal": True}, effort="quick")
-    assert any(f.kind == "option" and "no keyword causal" in f.text and not f.fault for f in report.findings)
+    report = audit(lambda q, k, v, dout: attngrad.vjp(q, k, v, causal=True)[1](dout), options={"causal": True},
+                   effort="quick")  # fmt: skip
+    assert report.ok
+    assert any(f.kind == "option" and "no parameter causal" in f.text and not f.fault for f in report.findings)
 
 
 def test_an_endless_recursion_and_a_list_in_itself_are_told_in_time():

@@ -21,6 +21,9 @@ def right(q, k, v, dout, causal=False):
     out, pullback = attngrad.vjp(q, k, v, causal=causal)
     return (out, *pullback(dout)[:3])
 
+def plain(q, k, v, dout):
+    return right(q, k, v, dout)
+
 def wrong(q, k, v, dout):
     out, dq, dk, dv = right(q, k, v, dout)
     return out, dk, dq, dv
@@ -111,6 +114,14 @@ def test_a_right_candidate_exits_0(file):
     result = audit(file, "right", "--option", "causal=true", "--dtype", "float32")
     assert result.exit_code == 0, result.output
     assert "RIGHT" in result.output
+
+
+def test_an_option_that_it_does_not_take_is_wrong_usage(file):
+    result = audit(file, "plain", "--option", "causal=true")
+    assert result.exit_code == 2, result.output
+    told = " ".join(result.output.split())
+    assert told.startswith("NOT AUDITED: audit: candidate must take causal; it takes (q, k, v, dout)")
+    assert "WRONG" not in told
 
 
 def test_a_wrong_candidate_exits_1_and_writes_both_files(file, tmp_path):

@@ -241,6 +241,8 @@ def test_torch_options_are_passed_only_if_taken():
     assert attngrad.torch.audit(causal, options={"causal": True, "offset": 0}, effort="quick").ok
     wrong = attngrad.torch.audit(causal, options={"causal": True}, effort="quick")
     assert wrong.mistakes == ("causal-alignment",), wrong
+    untold = attngrad.torch.audit(lambda q, k, v: causal(q, k, v, False), options={"causal": True}, effort="quick")
+    assert "candidate must take causal; it takes (q, k, v), and its results are right for" in untold.verdict
 
 
 class Tripled(torch.autograd.Function):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -9,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from bench_tools import results_of, spoil, started
-from benchmarks import grid
+from benchmarks import grid, runner
 from benchmarks.cli import command
 
 
@@ -63,6 +64,27 @@ def test_the_command_writes_the_page_from_saved_results(saved, tmp_path):
     target = tmp_path / "page.md"
     assert invoke("--load", saved(results_of()), "--markdown", str(target)).exit_code == 0
     assert target.read_text().startswith("# Benchmark\n")
+
+
+def test_the_progress_is_in_words_from_the_first_second(monkeypatch):
+    def run(settings, tell):
+        for text, step in (("importing torch", 0), ("a row: timing", 0), ("a row 1 ms", 1), ("the next: timing", 0)):
+            tell(text, step)
+        return results_of()
+
+    monkeypatch.setattr(runner, "run", run)
+    monkeypatch.setattr(runner, "steps", lambda settings: 2)
+    lines = invoke("--quick", "--only", "overhead*").stderr.splitlines()
+    assert lines[:2] == ["[0/2] importing torch", "[0/2] a row: timing"]
+    assert re.fullmatch(r"\[1/2, about \d+ s left\] a row 1 ms", lines[2])
+    assert re.fullmatch(r"\[1/2, about \d+ s left\] the next: timing", lines[3])
+
+
+def test_wrong_usage_exits_2(tmp_path):
+    other = tmp_path / "other.json"
+    other.write_text("{}")
+    for arguments in (("--only", "nothing like this"), ("--load", str(other)), ("--peers", "x"), ("--load", "absent")):
+        assert invoke(*arguments).exit_code == 2, arguments
 
 
 def test_the_help_loads_nothing_but_click():

@@ -141,6 +141,38 @@ def test_a_disturbed_row_is_timed_again_and_the_quietest_kept(monkeypatch):
     assert not row.disturbed
 
 
+def test_waiting_for_a_quiet_machine_says_why_and_how_long(monkeypatch):
+    busy, told = iter([1.5] * 50 + [0.0]), []
+    monkeypatch.setattr(quiet.Watch, "others", lambda self: next(busy))
+    monkeypatch.setattr(quiet.time, "sleep", lambda seconds: None)
+    assert quiet.Patience(120.0, told.append).wait()
+    assert told[0] == "waiting: other processes use 1.5 cores; at most 120 s more"
+    assert told[1:] == ["waiting: other processes use 1.5 cores; at most 110 s more"]
+
+
+def test_a_run_says_which_row_and_what_is_done_to_it(monkeypatch):
+    monkeypatch.setattr(runner, "interleave", a_second_each)
+    monkeypatch.setattr(runner.Watch, "others", lambda self: 0.0)
+    monkeypatch.setattr(runner.Patience, "wait", lambda self: True)
+    monkeypatch.setattr(runner, "bandwidth", lambda: 0.0)
+    monkeypatch.setattr(runner, "find_peers", lambda settings: ([NumPy()], []))
+    told = []
+    settings = runner.Settings(0, 1, ("numpy",), ("overhead*",))
+    runner.run(settings, lambda text, step: told.append((text, step)))
+    assert sum(step for _, step in told) == runner.steps(settings) == 2
+    row = "overhead: 1,1,10,32"
+    assert [text for text, step in told if not step] == [
+        "importing numpy",
+        "measuring the bandwidth of the memory",
+        f"{row}: making inputs and their reference",
+        f"{row} forward: verifying",
+        f"{row} forward: timing attngrad, numpy",
+        f"{row} forward + backward: verifying",
+        f"{row} forward + backward: timing attngrad, numpy",
+        "measuring the bandwidth of the memory again",
+    ]
+
+
 def test_contenders_take_turns_and_slow_ones_fewer(monkeypatch):
     order = []
     seconds = {"a": 0.01, "b": 0.01, "c": 0.5}
@@ -244,9 +276,9 @@ def test_a_peer_that_dies_in_a_dtype_runs_without_amx_or_not_at_all(monkeypatch)
     monkeypatch.setattr(probe, "death", lambda peer, dtype, env: deaths.get((peer, dtype, bool(env))))
     environment, refused, remarks = probe.survey(["torch", "jax"], ["float32", "bfloat16", "float16"])
     assert environment == probe.WITHOUT_AMX["torch"]
-    assert refused == {("jax", "float16"): "dies of SIGSEGV here"}
+    assert refused == {("jax", "float16"): "crashes here (SIGSEGV)"}
     assert len(remarks) == 2
     peer = Peer("1", {F: lambda case, x: None})
-    peer.deadly["float16"] = "dies of SIGSEGV here"
-    assert peer.refuses(Case("", dims(1, 1, 4, 2), dtype="float16"), F) == "dies of SIGSEGV here"
+    peer.deadly["float16"] = "crashes here (SIGSEGV)"
+    assert peer.refuses(Case("", dims(1, 1, 4, 2), dtype="float16"), F) == "crashes here (SIGSEGV)"
     assert peer.refuses(Case("", dims(1, 1, 4, 2)), F) is None

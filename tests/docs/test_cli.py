@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
 import subprocess
 import sys
+from importlib import metadata
+from importlib.util import find_spec
 from typing import Any
 
-import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from rich.cells import cell_len
-from rich.console import Console
 
 import attngrad
 from attngrad import cli, errata
-from attngrad.explain import demo
+from attngrad.explain import demo, speed
 
 COMMANDS = ("demo", "explain", "errata", "check", "info")
 SEEDED = ("demo", "errata", "check")
+
+
+@pytest.fixture(autouse=True)
+def small_speed(monkeypatch):
+    """The demo times a small call here: tests are not about time."""
+    monkeypatch.setattr(speed, "SHAPE", (1, 2, 16, 8))
+    monkeypatch.setattr(speed, "PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
 
 
 def run(*arguments: str, charset: str = "utf-8", columns: int = 80) -> Result:
@@ -48,6 +55,8 @@ def test_the_help_names_every_command():
     for name in COMMANDS:
         assert re.search(rf"^  {name} ", found.output, re.MULTILINE)
     assert set(COMMANDS) <= set(cli.main.commands)
+    assert "..." not in found.output.partition("Commands:")[2], "a summary is cut"
+    assert "Exit status: 0 all is well, 1 what was checked is wrong, 2 wrong usage" in found.output
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -63,6 +72,36 @@ def test_python_m_is_the_command():
     found = python_m("--help")
     assert (found.returncode, found.stderr) == (0, "")
     assert found.stdout.startswith("Usage: attngrad ")
+
+
+# --- wrong usage -----------------------------------------------------------------------------------------------------
+
+WRONG_USAGE = (
+    "nonsense",
+    "info extra",
+    "demo --seed -1",
+    "check --nonsense",
+    "errata --document 004",
+    "explain --input absent.npz",
+    "explain --entry dX 0 0",
+    "explain --output absent/a.html",
+    "explain --nonsense",
+    "audit",
+    "audit absent.py:f",
+    "audit os:nothing",
+    "audit os:getcwd --option causal",
+    "audit os:getcwd --html absent/a.html",
+    "audit --formula d0=1",
+)
+
+
+@pytest.mark.parametrize("line", WRONG_USAGE)
+def test_wrong_usage_exits_2_in_every_command(line, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = run(*line.split())
+    assert found.exit_code == 2, found.output
+    assert "Traceback" not in found.output
+    assert list(tmp_path.iterdir()) == []
 
 
 # --- seeds -----------------------------------------------------------------------------------------------------------
@@ -161,25 +200,70 @@ def test_a_terminal_without_unicode_is_served(name, columns):
     assert name == "info" or re.search(r"\bok\b", found.output)
 
 
-@pytest.mark.parametrize("columns", [60, 80, 120])
-def test_the_demo_fits_the_terminal_and_nothing_is_cut(columns):
+# --- the demo --------------------------------------------------------------------------------------------------------
+
+SECTIONS = ("A backward pass, worked", "Every derivative, checked", "Published formulas, judged",
+            "A wrong gradient, audited", "One call, timed on this machine")  # fmt: skip
+
+
+@pytest.mark.parametrize("columns", [40, 41, 60, 80, 100, 120])
+def test_the_demo_fits_the_terminal_and_breaks_no_command(columns):
     lines = run("demo", columns=columns).output.splitlines()
     assert max(map(cell_len, lines)) <= columns
     assert not any("…" in line for line in lines)
-    for name in ("Q", "delta", "dK"):
-        [row] = [line for line in lines if re.match(rf"{name} +\S.* 32 x 4 x 10( x 32)? +-?\d\.\d{{4}} *$", line)]
-        assert "scale dS^T Q" in row or name != "dK"
+    for hint in ("attngrad explain --format html --open", "attngrad errata", "attngrad audit FILE.py:FUNCTION"):
+        assert any(line.endswith(hint) for line in lines), hint
+    assert [line.strip(" ─") for line in lines if "──" in line] == list(SECTIONS)
+    assert len(lines) <= 140 or columns < 100
 
 
-def test_the_demo_prints_every_formula_whole_where_there_is_room():
-    stream = io.StringIO()
-    demo.worked_example(Console(width=80, file=stream))
-    text = stream.getvalue()
-    layer = attngrad.MultiHeadAttention(4, 2, dtype=np.float64)
-    trace = layer.trace(np.ones((2, 4)), np.ones((2, 4)), causal=True)
-    assert {"Z", "A", "O", "dA", "dS", "dQ", "dK", "dV"} <= set(demo.WORKED)
-    for name in demo.WORKED:
-        assert re.search(rf"^{name} +{re.escape(trace[name].formula)} ", text, re.MULTILINE)
+def test_the_demo_shows_the_pass_five_claims_an_audit_and_the_speed():
+    text = run("demo", columns=100).output
+    assert "dS = A ∘ (dA - delta)" in text
+    assert " o " not in text
+    trace = attngrad.Trace.from_json(run("explain", "--format", "json").stdout)
+    assert f"{trace['dK'][0, 1, 0]:.2f}" in text, "the numbers are those of attngrad explain"
+    assert text.count("✓ VJP") == text.count("✓ JVP") == text.count("✓ HVP") == 1
+    claims = re.findall(r"^[✓✗] ([a-z-]+-\d+)  ", text, re.MULTILINE)
+    assert claims == list(demo.CLAIMS)
+    assert len(claims) == 5
+    for title in errata.DOCUMENTS.values():
+        assert f"\n{title}\n" in text
+    assert errata.summary(errata.run()) in text
+    assert "WRONG: dQ and dK are wrong; only the diagonal of the softmax Jacobian is used." in text
+    found = re.findall(r"^(attngrad|NumPy, dense|torch SDPA) +[\d.]+ ms  █+(?: [\d.]+x)?$", text, re.MULTILINE)
+    assert set(found) == {"attngrad", "NumPy, dense", *(["torch SDPA"] if find_spec("torch") else [])}
+
+
+def test_the_demo_in_ascii_keeps_its_signs():
+    text = run("demo", charset="ascii", columns=100).output
+    assert "dS = A o (dA - delta)" in text
+    assert re.search(r"^attngrad +[\d.]+ ms  #+", text, re.MULTILINE)
+
+
+def test_the_speed_is_told_without_torch_and_with_one_that_does_not_load(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    medians, remarks = speed.measure()
+    assert set(medians) == {"attngrad", "NumPy, dense"}
+    assert remarks == []
+    monkeypatch.setattr(speed, "find_spec", lambda name: True)
+    medians, [remark] = speed.measure()
+    assert set(medians) == {"attngrad", "NumPy, dense"}
+    assert remark.startswith("torch SDPA: ")
+
+
+def test_a_busy_machine_is_told_beside_the_speed(monkeypatch):
+    monkeypatch.setattr(os, "getloadavg", lambda: (2.0 * os.cpu_count(), 0.0, 0.0))
+    assert re.search(r"\nOther programs are running \(load \d+\.0\): the ratios say little\.\n", run("demo").output)
+
+
+def test_what_is_wrong_is_not_timed(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    right = speed.dense
+    monkeypatch.setattr(speed, "dense", lambda *args: (*right(*args)[:3], 1.01 * right(*args)[3]))
+    medians, [remark] = speed.measure()
+    assert set(medians) == {"attngrad"}
+    assert re.fullmatch(r"NumPy, dense is off by \de-0[23]; not timed", remark)
 
 
 # --- info and the environment ----------------------------------------------------------------------------------------
@@ -193,10 +277,25 @@ def test_info_prints_the_instruction_set_and_the_threads():
     assert chosen in others.split(", ")
 
 
+def test_info_gives_the_versions_of_frameworks_without_importing_them():
+    names = ("torch", "jax", "transformers", "diffusers", "triton")
+    told = python_m("info").stdout
+    rows = dict(line.split(maxsplit=1) for line in told.splitlines())
+    for name in names:
+        try:
+            assert rows[name] == metadata.version(name)
+        except metadata.PackageNotFoundError:
+            assert rows[name] == "not installed"
+    code = "import sys\nfrom attngrad.cli import main\ntry:\n    main(['info'])\nexcept SystemExit:\n    pass\n"
+    code += f"print(*[name for name in {names} if name in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)  # noqa: S603
+    assert found.stdout.endswith("\n\n"), "nothing of them is loaded"
+
+
 @pytest.mark.parametrize("name", ["info", "check", "demo"])
-def test_a_bad_instruction_set_is_one_line_and_exit_code_1(name):
+def test_a_bad_instruction_set_is_one_line_and_exit_code_2(name):
     found = python_m(name, ATTNGRAD_ISA="pdp11")
-    assert found.returncode == 1
+    assert found.returncode == 2
     assert found.stdout == ""
     assert re.fullmatch(r"Error: attngrad: ATTNGRAD_ISA must be one of .*; got 'pdp11'\.\n", found.stderr)
 

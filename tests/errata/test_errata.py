@@ -21,6 +21,7 @@ from attngrad.core.files import read_toml
 from attngrad.errata import _claim, _entries, _formula
 from attngrad.errata._back_pass import example, optimised
 from attngrad.errata._back_pass.layer import Layer
+from attngrad.explain.marks import signs
 from attngrad.formulas.case import AWKWARD, Head
 
 BY_ID = {e.id: e for e in errata.entries()}
@@ -413,8 +414,8 @@ def test_every_entry_is_rendered_with_its_formula_and_correction(results):
     text = rendered(results, width=1000)
     for r in results.values():
         assert ("✓ " if r.holds else "✗ ") + r.entry.id in text
-        assert r.entry.says in text
-        assert r.entry.correct in text
+        assert signs(r.entry.says) in text
+        assert signs(r.entry.correct) in text
         assert r.entry.wrong in text
     assert text.rstrip().endswith(errata.summary(tuple(results.values())))
 

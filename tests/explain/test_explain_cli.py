@@ -193,7 +193,7 @@ def test_open_without_a_browser_says_where_the_page_is(tmp_path):
     page = tmp_path / "a.html"
     nowhere = {"BROWSER": f"{browser} %s", "PATH": str(tmp_path), "DISPLAY": "", "WAYLAND_DISPLAY": ""}
     found = python_m("explain", "--open", "--output", str(page), **nowhere)
-    assert found.returncode == 1
+    assert found.returncode == 2
     assert f"--open found no browser; open {page.as_uri()} yourself, or set BROWSER.\n" in found.stderr
     assert "Traceback" not in found.stderr
     assert said.read_text().splitlines() == [page.as_uri()]
@@ -255,7 +255,7 @@ def bad_file(tmp_path: Path, kind: str) -> str:
 )
 def test_a_bad_file_is_one_line_with_the_remedy(tmp_path, kind, message):
     found = run("explain", "--input", bad_file(tmp_path, kind))
-    assert found.exit_code == 1
+    assert found.exit_code == 2
     assert found.stdout == ""
     assert found.stderr.count("\n") == 1
     assert found.stderr.startswith("Error: ")
@@ -293,7 +293,7 @@ def test_a_bad_file_is_one_line_with_the_remedy(tmp_path, kind, message):
 def test_a_bad_argument_is_one_line(arguments, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     found = run("explain", *arguments)
-    assert found.exit_code == 1
+    assert found.exit_code == 2
     assert found.stdout == ""
     assert message in found.stderr
     assert found.stderr.count("\n") == 1
@@ -332,7 +332,7 @@ def test_a_folder_that_may_not_be_written_is_one_line(tmp_path, monkeypatch):
 
         monkeypatch.setattr(Path, "open", refuse)
     found = run("explain", "--output", str(tmp_path / "a.html"))
-    assert found.exit_code == 1
+    assert found.exit_code == 2
     assert found.stderr.count("\n") == 1
     assert "Permission denied" in found.stderr
     assert list(tmp_path.iterdir()) == []
@@ -341,5 +341,5 @@ def test_a_folder_that_may_not_be_written_is_one_line(tmp_path, monkeypatch):
 def test_a_file_of_nothing_to_show_is_an_error_on_the_page(tmp_path):
     x = np.zeros((0, 3))
     found = run("explain", "--input", save(tmp_path / "x.npz", q=x, k=x, v=x), "--format", "html")
-    assert found.exit_code == 1
+    assert found.exit_code == 2
     assert "there is nothing to show" in found.stderr

@@ -105,7 +105,7 @@ def test_the_terminal_shows_every_step_and_its_numbers():
     lines = printed(trace, 80, color_system=None).splitlines()
     for name in shown(trace):
         assert any(re.search(rf"(^| ){name} ", line) for line in lines), name
-    [at] = [n for n, line in enumerate(lines) if line.startswith("dS = A o (dA - delta)")]
+    [at] = [n for n, line in enumerate(lines) if line.startswith("dS = A ∘ (dA - delta)")]
     rows = [line.split()[1:5] for line in lines[at + 2 : at + 6]]
     for i, j in np.ndindex(4, 4):
         value = float(trace["dS"][0, i, j])
@@ -253,7 +253,7 @@ def test_a_notebook_shows_the_trace():
     NotebookClient(book, timeout=120).execute()
     [output] = book.cells[0].outputs
     shown_html = output["data"]["text/html"]
-    assert "A o (dA - delta)" in shown_html
+    assert "A ∘ (dA - delta)" in shown_html
     assert shown_html.count("<table") == 15
     assert "rows of dS sum to 0" in shown_html
     assert output["data"]["text/plain"].startswith("Trace(Q, K, V")

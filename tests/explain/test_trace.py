@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import itertools
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -355,3 +357,34 @@ def test_the_trace_of_a_layer_takes_options_and_checks_dy():
     assert "dY" not in layer.trace(x)
     with pytest.raises(ValueError, match=r"MultiHeadAttention\.trace: dy must have the shape of the output"):
         layer.trace(x, x[:2])
+
+
+def test_a_step_asked_for_as_an_attribute_is_told_how():
+    x = np.eye(3)
+    t, forward = attngrad.trace(x, x, x, x), attngrad.trace(x, x, x)
+    for name in ("dS", "ds", "DELTA"):
+        step = {"ds": "dS", "DELTA": "delta"}.get(name, name)
+        with pytest.raises(AttributeError, match=rf"no attribute '{name}'\. Use trace\[\"{step}\"\]\.$"):
+            getattr(t, name)
+    with pytest.raises(
+        AttributeError, match=r"no attribute 'dS'\. trace: dS is not in this trace\. Give dout to trace"
+    ):
+        _ = forward.dS
+    with pytest.raises(AttributeError, match=r"no attribute 'sumary'$") as caught:
+        _ = t.sumary
+    assert caught.value.name == "sumary"  # from which Python suggests summary
+    layer = attngrad.MultiHeadAttention(4, 2)
+    with pytest.raises(AttributeError, match=r"Use trace\[\"dW_q\"\]"):
+        _ = layer.trace(np.ones((3, 4), np.float32), np.ones((3, 4), np.float32)).dW_q
+
+
+def test_a_trace_is_copied_and_pickled_and_lists_its_own_attributes():
+    x = np.eye(3)
+    t = attngrad.trace(x, x, x, x)
+    assert not hasattr(t, "dS")
+    assert "dS" not in dir(t)
+    for other in (copy.copy(t), copy.deepcopy(t), pickle.loads(pickle.dumps(t))):  # noqa: S301
+        assert [*other] == [*t]
+        assert np.array_equal(other["dS"], t["dS"])
+    with pytest.raises(AttributeError, match="no attribute '_steps'"):
+        _ = attngrad.Trace.__new__(attngrad.Trace).dS  # not made yet: no endless recursion

@@ -157,7 +157,7 @@ def read_npz(data: bytes) -> str:
     if status == 0:
         attngrad.Trace.from_json(out)
         return "read"
-    assert status == 1, (status, errors)
+    assert status == 2, (status, errors)
     assert errors.startswith("Error: "), errors
     assert errors.count("\n") == 1, errors
     return "refused"
@@ -271,7 +271,7 @@ def read_results(data: bytes) -> str:
     status, _, errors = command("--load", str(path), of=benchmark)
     if status == 0 or not errors:  # 1 without a word: a row of the results tells of a failure
         return "read"
-    assert status == 1, (status, errors)
+    assert status == 2, (status, errors)
     assert errors.startswith("Error: bench: --load must name results"), errors
     return "refused"
 

@@ -6,7 +6,7 @@ command are in test_bad_files.py, the frameworks in test_bad_bridges.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,9 +17,10 @@ import pytest
 import attngrad
 from attngrad import MultiHeadAttention, optim, reference
 from bad_inputs import TABLE
-from bad_inputs.arrays import DTYPES, KINDS, MEMORY
+from bad_inputs.arrays import CONVERSIONS, DTYPES, INTEGERS, KINDS, LISTS, MEMORY, NARROW
 from bad_inputs.calls import (
     FUNCTIONS,
+    INPUTS,
     LAYER_FUNCTIONS,
     LAYER_INPUTS,
     OPTIONAL,
@@ -74,7 +75,7 @@ def test_arrays_may_lie_anywhere(function: str, row: Row):
 
 
 @functions
-@rows("kinds")
+@rows("kinds", "lists")
 def test_what_is_no_array_is_named(function: str, row: Row):
     run, names = FUNCTIONS[function]
     for name in (*names, "mask", "q_segments"):
@@ -96,6 +97,43 @@ def test_dtypes_are_named(function: str, row: Row):
         call[name] = row.do(call[name])
         with unwritten(call):
             judge(row, partial(run, call), label(function, name), name)
+
+
+def assert_converted(function: str, row: Row, names: Iterable[str]) -> None:
+    run, _ = FUNCTIONS[function]
+    for name in names:
+        call = good(full=True)
+        x = call[name]
+        call[name] = row.do(x)
+        arrays = call.plain()
+        arrays[name] = np.asarray(call[name]).astype(x.dtype)
+        with unwritten(call):
+            found = run(call)
+        assert_right(found, run_quietly(run, arrays, reference))
+
+
+@functions
+@rows("conversions")
+def test_lists_and_tuples_are_read_as_numpy_reads_them(function: str, row: Row):
+    assert_converted(function, row, (*FUNCTIONS[function][1], *OTHERS))
+
+
+@functions
+@rows("integers")
+def test_integers_are_read_as_floats(function: str, row: Row):
+    assert_converted(function, row, FUNCTIONS[function][1])
+
+
+@functions
+@rows("narrow dtypes")
+def test_cotangents_and_tangents_are_widened_and_inputs_are_not(function: str, row: Row):
+    run, names = FUNCTIONS[function]
+    inputs = [name for name in names if name in INPUTS]
+    for name in inputs:
+        call = good(full=True)
+        call[name] = row.do(call[name])
+        judge(row, partial(run, call), function)
+    assert_converted(function, row, [name for name in names if name not in inputs])
 
 
 def takes(function: str, row: Row) -> bool:
@@ -168,6 +206,14 @@ def test_the_reference_takes_arrays_alone(name: str, row: Row):
     words = row.words.replace(r"numpy\.ndarray", r"(numpy\.nd)?array").replace("(a plain |a )?", "(a plain |an? )")
     words = words.partition(".*")[0].partition(r"\. ")[0]  # without the remedy
     judge(replace(row, words=words), partial(FUNCTIONS["vjp"][0], call, reference), "vjp", name)
+
+
+@rows_with("name", ["q", "v", "bias", "mask"], "lists", "conversions", concerns=lambda _, row: True)
+def test_the_reference_takes_no_lists(name: str, row: Row):
+    call = good(full=True)
+    call[name] = row.do(call[name])
+    refused = Row(row.name, row.do, TypeError, "{name} must be an array; got (list|tuple)")
+    judge(refused, partial(FUNCTIONS["vjp"][0], call, reference), "vjp", name)
 
 
 def widened(call: Call) -> Call:
@@ -258,7 +304,7 @@ def test_results_that_no_memory_holds_are_refused(function: str, row: Row):
 
 
 @pytest.mark.parametrize("function", LAYER_FUNCTIONS)
-@pytest.mark.parametrize("row", [*MEMORY, *KINDS, *DTYPES], ids=lambda row: row.name)
+@pytest.mark.parametrize("row", [*MEMORY, *KINDS, *LISTS, *DTYPES], ids=lambda row: row.name)
 def test_the_layer_takes_or_names_every_kind_of_array(function: str, row: Row):
     run = LAYER_FUNCTIONS[function]
     for name in LAYER_INPUTS if function == "hvp" else LAYER_INPUTS[:4]:
@@ -270,6 +316,33 @@ def test_the_layer_takes_or_names_every_kind_of_array(function: str, row: Row):
             found = judge(row, partial(run, call), name=name)
         if row.error is None:
             assert_right(found, run(call.plain()))
+
+
+@pytest.mark.parametrize("function", LAYER_FUNCTIONS)
+@pytest.mark.parametrize("row", [*CONVERSIONS, *INTEGERS, *NARROW], ids=lambda row: row.name)
+def test_the_layer_converts_what_the_functions_convert(function: str, row: Row):
+    run = LAYER_FUNCTIONS[function]
+    for name in LAYER_INPUTS if function == "hvp" else LAYER_INPUTS[:4]:
+        call = good_layer()
+        x = call[name]
+        call[name] = row.do(x)
+        if row.error is not None and name in ("query", "key", "value"):
+            judge(row, partial(run, call), name=name)
+            continue
+        arrays = call.plain()
+        arrays[name] = np.asarray(call[name]).astype(x.dtype)
+        with unwritten(call):
+            found = run(call)
+        assert_right(found, run(arrays))
+
+
+@rows("conversions")
+def test_the_layer_reads_lists_among_its_options(row: Row):
+    for name in ("bias", "sinks", *OTHERS):
+        call = good_layer(full=True)
+        arrays = call.plain()
+        call[name] = row.do(call[name])
+        assert_right(LAYER_FUNCTIONS["backward"](call), LAYER_FUNCTIONS["backward"](arrays))
 
 
 @rows("options", "arrays among the options")

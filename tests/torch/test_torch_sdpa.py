@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+
 import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
@@ -34,6 +37,29 @@ def agree(*args, **kwargs):
         assert a.shape == b.shape
         assert a.dtype == b.dtype
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+def test_the_signature_is_pytorchs_as_documented():
+    written = re.search(r"scaled_dot_product_attention\((.*?)\)", ORIGINAL.__doc__, re.S).group(1)
+    documented = [argument.split("=") for argument in written.replace("\n", "").replace(" ", "").split(",")]
+    ours = [
+        p for p in inspect.signature(bridge.scaled_dot_product_attention).parameters.values() if p.kind != p.VAR_KEYWORD
+    ]
+    assert [p.name for p in ours] == [name for name, *_ in documented]
+    assert [str(p.default) for p in ours if p.default is not p.empty] == [
+        value for _, *rest in documented for value in rest
+    ]
+    q = draw(1, 2, 3, 4)
+    for function in (bridge.scaled_dot_product_attention, ORIGINAL):  # scale and what follows are keywords
+        function(q, q, q, None, 0.0, True, scale=0.5, enable_gqa=True)
+        with pytest.raises(TypeError):
+            function(q, q, q, None, 0.0, True, 0.5)
+
+
+def test_dir_shows_the_public_names_alone():
+    assert dir(bridge) == sorted(bridge.__all__)
+    assert "audit" in dir(bridge)
+    assert all(getattr(bridge, name) for name in dir(bridge))
 
 
 # --- PyTorch's own samples ------------------------------------------------------------------------------------------

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import subprocess
+import sys
 from itertools import product
 from pathlib import Path
 
@@ -14,8 +16,6 @@ from transformers import cache_utils
 
 import attngrad.transformers as bridge
 from tiers import only
-
-bridge.register()
 
 SMALL = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 DECODER = SMALL | {"num_key_value_heads": 2, "intermediate_size": 48, "max_position_embeddings": 64, "pad_token_id": 0}
@@ -88,6 +88,31 @@ def same_gradients(ours, theirs, bound=1e-5):
         assert (found[name] is None) == (gradient is None), name
         if gradient is not None:
             close(found[name], gradient, bound, least=1e-2 * largest)  # the gradient of a key's bias is rounding alone
+
+
+def test_the_import_alone_registers_attention_and_masks():
+    code = """
+import torch, transformers
+config = transformers.LlamaConfig(vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
+                                  num_attention_heads=2)
+build = transformers.AutoModelForCausalLM.from_config
+try:
+    build(config, attn_implementation="attngrad")
+except ValueError:
+    pass  # nobody has registered it
+else:
+    raise SystemExit("known before the import")
+import attngrad.transformers, importlib
+model = build(config, attn_implementation="attngrad").eval()
+attngrad.transformers.register()
+importlib.reload(attngrad.transformers)
+ids, mask = torch.tensor([[0, 1, 2, 3]]), torch.tensor([[0, 1, 1, 1]])
+ours = model(input_ids=ids, attention_mask=mask).logits[:, 1:]
+model.set_attn_implementation("eager")
+torch.testing.assert_close(ours, model(input_ids=ids, attention_mask=mask).logits[:, 1:])
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)  # noqa: S603
+    assert found.returncode == 0, found.stderr
 
 
 @pytest.mark.parametrize("side", ["none", "left", "right"])
@@ -306,3 +331,15 @@ def test_autocast_casts_what_a_layer_hands_over():
     assert out.dtype is weights.dtype is torch.bfloat16
     expected = torch.nn.functional.scaled_dot_product_attention(q, q, v, is_causal=True).transpose(1, 2)
     torch.testing.assert_close(out.float(), expected, rtol=0, atol=0.03)
+
+
+def test_the_example_has_the_second_derivative_of_eager(capsys):
+    path = Path(__file__).parents[2] / "examples" / "transformers_second_order.py"
+    spec = importlib.util.spec_from_file_location("transformers_second_order", path)
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    found = example.main()
+    assert found.keys() == {"attngrad", "eager"}
+    for name, expected in found["eager"].items():
+        assert (found["attngrad"][name] - expected).abs().max() <= 1e-5 * max(float(expected.abs().max()), 1.0)
+    assert "sdpa      Trying to use forward AD" in capsys.readouterr().out

@@ -28,9 +28,11 @@ def _amount(flag: str, least: float, default: float, words: str) -> Callable[[An
 @click.command(name="audit")
 @click.argument("target", required=False, metavar="FILE.py:FUNCTION")
 @click.option(
-    "--formula", metavar="TEXT", help="Judge this formula instead, text or LaTeX: dS = A * dA ... With --json - alone."
+    "--formula",
+    metavar="TEXT",
+    help="Judge this formula instead, in text or LaTeX: dS = A * dA. Goes with --json - only.",
 )
-@click.option("--level", type=click.Choice(["attention", "layer"]), help="What it is. [default: seen from the object]")
+@click.option("--level", type=click.Choice(["attention", "layer"]), help="What it is. [default: by the object]")
 @click.option("--option", "options", multiple=True, metavar="NAME=VALUE", help="causal=true, window=4,0, mask=true ...")
 @click.option("--supports", multiple=True, metavar="FEATURE", help="gqa, cross or widths: raising there is a fault.")
 @click.option("--dtype", type=click.Choice(_DTYPES), default="float64", show_default=True)
@@ -53,7 +55,7 @@ def command(
     json_file: str | None,
     **keywords: Any,
 ) -> None:
-    """Say whether an attention gradient is right, and if not, name the mistake.
+    """Say whether an attention gradient is right; name the mistake.
 
     FILE.py:FUNCTION takes (q, k, v, dout), arrays of shape (batch, heads, tokens, features), and returns
     (out, dq, dk, dv) or a mapping of results. Exit status: 0 right, 1 wrong, 2 could not be audited.

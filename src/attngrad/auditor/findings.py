@@ -111,7 +111,7 @@ def _cut_off(search: str, shrinking: str, effort: str, limits: Limits) -> list[F
 
 
 def _merged(states: list[tuple[Explained, ...]]) -> list[tuple[Explained, ...]]:
-    """One explanation a set of ids; the first note of each stands."""
+    """One explanation per set of ids; the first note of each stands."""
     kept: dict[frozenset[str], tuple[Explained, ...]] = {}
     for state in states:
         kept.setdefault(frozenset(m.id for m in state), state)

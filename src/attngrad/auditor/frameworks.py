@@ -107,6 +107,7 @@ def audit_differentiable(
         return results
 
     candidate.__signature__ = _signature(fn)  # type: ignore[attr-defined]
+    candidate.__wrapped__ = fn  # type: ignore[attr-defined]
     keywords.setdefault("name", getattr(fn, "__qualname__", type(fn).__name__))
     report = audit(candidate, **keywords)
     notes = tuple(

@@ -6,10 +6,15 @@ import math
 from html import escape
 
 from attngrad.auditor.report import AuditReport, Explained, Heat, short, symbol
+from attngrad.explain import notebook
+from attngrad.explain.marks import signs
 from attngrad.explain.template import fill, policy, text
 
 _RAMP = ("#e8f3ec", "#fff3c4", "#fdd49e", "#fdbb84", "#fc8d59", "#ef6548", "#d7301f", "#990000")
 """From within rounding to as large as the result."""
+
+
+_SMALLEST, _RAISED = "The smallest failing case", "What the candidate raised"
 
 
 def page(report: AuditReport) -> str:
@@ -22,8 +27,8 @@ def page(report: AuditReport) -> str:
         _mistakes(report),
         _findings(report),
         "" if report.heat is None else _heat(report.heat),
-        _block("The smallest failing case", report.smallest),
-        _block("What the candidate raised", report.traceback),
+        _block(_SMALLEST, report.smallest),
+        _block(_RAISED, report.traceback),
     ]
     parts = {
         "CSP": escape(policy(style)),
@@ -32,6 +37,33 @@ def page(report: AuditReport) -> str:
         "BODY": "\n".join(part for part in body if part),
     }
     return fill(text("attngrad.auditor", "page.html"), parts)
+
+
+def fragment(report: AuditReport) -> str:
+    """The report for a notebook: without the heat map, the smallest case behind a click."""
+    rows = []
+    for stage in report.stages:
+        counted = f"{stage.wrong} of {stage.cases}" if stage.wrong else ""
+        first = "first to diverge; " if stage.name == report.first else ""
+        numbers = (short(stage.error), short(stage.allowed), counted)
+        rows.append((notebook.sign(stage.ok), f"{symbol(stage.name)} ({stage.name})", *numbers, first + stage.what))
+    parts = [notebook.muted(" · ".join(report.facts()))] if report.settings else []
+    if rows:
+        parts.append(notebook.table(("", "result", "error", "allowed", "wrong in", ""), rows))
+    for m in _told(report):
+        told = [(label, signs(text)) for label, text in m.rows() if text]
+        parts.append(notebook.Html(f"<div>The mistake <b>{escape(m.id)}</b>: {escape(m.title)}</div>"))
+        parts.append(notebook.table((), told))
+    kinds = ("wrong", "mistake")
+    parts += [notebook.Html(f"<div>{escape(f.text)}</div>") for f in report.findings if f.kind not in kinds]
+    for title, block in ((_SMALLEST, report.smallest), (_RAISED, report.traceback)):
+        parts += [notebook.folded(title, notebook.code(block.rstrip()))] if block else []
+    return notebook.report(None if report.status == "not audited" else report.ok, report.verdict, *parts)
+
+
+def _told(report: AuditReport) -> list[Explained]:
+    """Every mistake that an explanation has, once."""
+    return list({m.id: m for state in report.explanations for m in state}.values())
 
 
 def _stages(report: AuditReport) -> str:
@@ -52,10 +84,7 @@ def _stages(report: AuditReport) -> str:
 
 
 def _mistakes(report: AuditReport) -> str:
-    told: dict[str, Explained] = {}
-    for state in report.explanations:
-        for m in state:
-            told.setdefault(m.id, m)
+    told = _told(report)
     if not told:
         return ""
     several = len(report.explanations) > 1
@@ -63,10 +92,10 @@ def _mistakes(report: AuditReport) -> str:
     parts = [f"<h2>{title}</h2>"]
     if several:
         combos = "; ".join(" + ".join(m.id for m in state) for state in report.explanations)
-        parts.append(f"<p>Numerically the same in every case, so any of these it may be: {escape(combos)}.</p>")
-    for m in told.values():
+        parts.append(f"<p>Numerically the same in every case; it may be any of these: {escape(combos)}.</p>")
+    for m in told:
         styles = {"computed": "formula", "should be": "formula", "fix": "fix"}
-        rows = [(label, text, styles.get(label, "")) for label, text in m.rows()]
+        rows = [(label, signs(text), styles.get(label, "")) for label, text in m.rows()]
         items = "".join(
             f"<dt>{label}</dt><dd" + (f' class="{css}"' if css else "") + f">{escape(text)}</dd>"
             for label, text, css in rows

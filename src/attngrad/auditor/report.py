@@ -127,7 +127,7 @@ class Heat:
     allowed: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class AuditReport:
     """What an audit found: ``ok``, ``mistakes`` (ids), ``findings``; ``str(report)``, ``to_json()``, ``to_html()``.
 
@@ -191,6 +191,14 @@ class AuditReport:
         facts = [self.candidate, str(s.get("level")), str(s.get("dtype")), f"{s.get('cases', 0)} cases"]
         facts += [f"effort {s.get('effort')}"] if effort else []
         return facts + ([f"options {s['options']}"] if s.get("options") else [])
+
+    def __repr__(self) -> str:
+        return f"AuditReport({self.candidate}: {self.verdict})"
+
+    def _repr_html_(self) -> str:
+        from attngrad.auditor.html import fragment
+
+        return fragment(self)
 
     def __str__(self) -> str:
         from attngrad.auditor.terminal import as_text

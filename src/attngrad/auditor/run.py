@@ -13,7 +13,7 @@ from attngrad.auditor.findings import report
 from attngrad.auditor.plans import FEATURES
 from attngrad.auditor.report import AuditReport, Finding
 from attngrad.auditor.session import Session
-from attngrad.auditor.targets import BadCandidate, target_of
+from attngrad.auditor.targets import BadCandidate, parameters_of, target_of
 from attngrad.core.arrays import kind_of
 from attngrad.core.checks import check_real, fail
 from attngrad.core.dtypes import BFLOAT16, KERNEL_DTYPES, SENTENCE
@@ -45,8 +45,9 @@ def audit(
             alone; with ``q_dot, k_dot, v_dot`` (and ``dout_dot``) among its arguments for JVP and HVP. For
             ``level="layer"``: ``candidate(query, key, value, w_q, w_k, w_v, w_o, dy, num_heads)``, or a class or object
             with ``forward`` and ``backward``.
-        options: what every case has: ``{"causal": True}``. Passed as keywords if the candidate takes them. ``True`` for
-            mask, bias, sinks or segments makes one for each case. None: no option is ever passed.
+        options: what every case has: ``{"causal": True}``. Passed as keywords if the candidate takes them; one that
+            takes no ``causal`` must be causal by itself, and is not audited where it is not. ``True`` for mask, bias,
+            sinks or segments makes one for each case. None: no option is ever passed.
         supports: ``"gqa"``, ``"cross"`` (T != S), ``"widths"`` (D != E), ``"rectangular"``: raising on these is then a
             fault, not a note.
         dtype: float64, float32, float16 or bfloat16.
@@ -75,15 +76,20 @@ def audit(
     made = list(cases(level, **values, only=target.adapt, plain_output=target.plain_output))
     tell = progress or (lambda done, total, text: None)
     session = Session(target, kind, wanted, time_limit)
-    for option in chosen if level == "attention" else ():
-        if option not in target.keywords:
-            text = f"It takes no keyword {option}, so it is not told; the truth that it is held against has {option}."
-            session.say("option", text, fault=False, name=option)
+    lacking = [option for option in chosen if option not in target.keywords and option != "seed"]
+    for option in lacking:
+        text = f"It has no parameter {option}: it was called without it, and judged as attention with {option}."
+        session.say("option", text, fault=False, name=option)
     for number, case in enumerate(made):
         tell(number, len(made) + 2, case.name)
         if session.try_case(case):
             break
     session.settle_crashes()
+    if lacking and (wrong := session.count_wrong()):
+        without = session.count_wrong(without=(*lacking, "seed") if "dropout" in lacking else lacking)
+        if without < wrong:  # it computes attention without them
+            fault = Finding("option", _not_taken(candidate, lacking, without > 0))
+            return AuditReport(title, "not audited", findings=(fault,), settings=settings)
     settings["cases"] = len(session.observations)
     tell(len(made), len(made) + 2, "diagnosis" if session.wrong else "report")
     found = report(session, title, settings, lambda: tell(len(made) + 1, len(made) + 2, "the smallest case"))
@@ -118,6 +124,16 @@ def _check(
     if check_real("audit", "time_limit", time_limit) <= 0.0:
         fail(ValueError, "audit", "time_limit", "be positive", time_limit, "It is in seconds.")
     return check_options(options), claimed, kind
+
+
+def _not_taken(candidate: Any, lacking: Sequence[str], wrong: bool) -> str:
+    """What is said of a candidate that was asked for options that it neither takes nor computes."""
+    names, own = " and ".join(lacking), parameters_of(getattr(candidate, "__wrapped__", candidate)).names
+    close = "closer to" if wrong else "right for"
+    return (
+        f"audit: candidate must take {names}; it takes ({', '.join(own)}), and its results are {close} attention "
+        f"without {names}. Give it the parameter, or leave the option out."
+    )
 
 
 def _told(options: Mapping[str, Any]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +32,19 @@ class Session:
     def wrong(self) -> bool:
         """Whether any number is wrong."""
         return any(not j.right for o in self.observations for j in o.judgements.values())
+
+    def count_wrong(self, without: Collection[str] = ()) -> int:
+        """How many results are wrong, where they are held against attention without these options."""
+        if not without:
+            return sum(not j.right for o in self.observations for j in o.judgements.values())
+        count = 0
+        for o in self.observations:
+            case = o.truth.case
+            options = {name: x for name, x in case.options.items() if name not in without}
+            arrays = {name: x for name, x in case.arrays.items() if name.removesuffix("_dot") not in without}
+            truth = Truth(replace(case, options=options, arrays=arrays), self.dtype)
+            count += sum(not truth.judge(n, x).right for n, x in o.results.items() if truth.value(n) is not None)
+        return count
 
     def say(
         self, kind: str, text: str, *, fault: bool = True, name: str | None = None, case: str | None = None

@@ -11,36 +11,47 @@ from rich.table import Table
 from rich.text import Text
 
 from attngrad.auditor.report import AuditReport, short, symbol
-from attngrad.explain.marks import mark
+from attngrad.explain.marks import mark, print_hanging, signs
 
 _COLOUR = {"right": "bold green", "wrong": "bold red", "not audited": "bold yellow"}
 
 
-def render(report: AuditReport, console: Console, *, width: int | None = None) -> None:
+WIDE = 72
+"""Columns from which on a table has room for what is wrong with a result; below, that stands under it."""
+
+
+def render(report: AuditReport, console: Console) -> None:
     """Print the report."""
     head, _, rest = report.verdict.partition(":")
-    console.print(Text.assemble((head, _COLOUR[report.status]), f":{rest}"))
+    print_hanging(Text(), Text.assemble((head, _COLOUR[report.status]), f":{rest}"), console)
     if report.settings:
         facts = " · ".join(report.facts())
-        console.print(Text(facts.replace("·", "|") if console.options.ascii_only else facts, style="dim"))
+        facts = facts.replace("·", "|") if console.options.ascii_only else facts
+        print_hanging(Text(), Text(facts, style="dim"), console)
     if report.stages:
         console.print()
         table = Table(box=None, pad_edge=False, header_style="dim")
         for name in ("", "result", "error", "allowed", "wrong in"):
             table.add_column(name, justify="left" if name in ("", "result") else "right", no_wrap=True)
-        table.add_column("", ratio=1)
+        below = []
+        if wide := console.width >= WIDE:
+            table.add_column("", ratio=1)
         for stage in report.stages:
             counted = f"{stage.wrong} of {stage.cases}" if stage.wrong else ""
             first = Text("first to diverge; ", "bold") if stage.name == report.first else Text()
+            what = Text.assemble(first, stage.what)
+            below += [] if stage.ok else [(Text(f"{symbol(stage.name)}: ", "bold"), what)]
             table.add_row(
                 mark(console, stage.ok),
                 Text(f"{symbol(stage.name)} ({stage.name})", "" if stage.ok else "bold"),
                 short(stage.error),
                 short(stage.allowed),
                 counted,
-                Text.assemble(first, stage.what),
+                *((what,) if wide else ()),
             )
         console.print(table)
+        for label, what in () if wide else below:
+            print_hanging(label, what, console)
     _mistakes(report, console)
     _findings(report, console)
     for title, text in (
@@ -57,7 +68,7 @@ def _mistakes(report: AuditReport, console: Console) -> None:
     seen: set[str] = set()
     if len(report.explanations) > 1:
         console.print()
-        console.print(Text("Numerically the same in every case, so any of these it may be:", "italic"))
+        console.print(Text("Numerically the same in every case; it may be any of these:", "italic"))
     for number, state in enumerate(report.explanations):
         if len(state) > 1 and len(report.explanations) > 1:
             console.print(Text(f"Explanation {number + 1}: {' + '.join(m.id for m in state)}", "bold"))
@@ -66,12 +77,12 @@ def _mistakes(report: AuditReport, console: Console) -> None:
                 continue
             seen.add(m.id)
             console.print()
-            console.print(Text.assemble(("The mistake  ", "dim"), (m.id, "bold red"), f": {m.title}"))
-            rows = Table.grid(padding=(0, 1))
+            title = Text.assemble(("The mistake  ", "dim"), (m.id, "bold red"), f": {m.title}")
+            print_hanging(Text(), title, console)
             for label, value in m.rows():
                 if value:
-                    rows.add_row(Text(f"  {label:<9}", "dim"), Text(value, "bold" if label == "fix" else ""))
-            console.print(rows)
+                    body = Text(signs(value, console), "bold" if label == "fix" else "")
+                    print_hanging(Text(f"  {label:<9} ", "dim"), body, console)
 
 
 def _findings(report: AuditReport, console: Console) -> None:

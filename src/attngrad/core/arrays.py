@@ -16,6 +16,9 @@ Array = Any
 NDArray = npt.NDArray[Any]
 """An array of NumPy, of any dtype."""
 
+ArrayLike = NDArray | list[Any] | tuple[Any, ...]
+"""An array of NumPy, or numbers in lists and tuples."""
+
 
 def namespace(x: Any) -> Any:
     """The array-API namespace of ``x``, by array-api-compat."""

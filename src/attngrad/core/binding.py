@@ -13,23 +13,22 @@ from typing import Any
 
 import numpy as np
 
-from attngrad.core import option_checks
+from attngrad.core import layouts, option_checks
 from attngrad.core.arrays import Array, is_array, kind_of
+from attngrad.core.calls import CALLED_AS
 from attngrad.core.checks import (
     base_array,
     check_flag,
     check_floating,
     check_like,
     fail,
-    refuse_masked,
     shape_of,
 )
+from attngrad.core.conversion import Given, read, read_like, read_qkv, require_numpy, settle
 from attngrad.core.dtypes import ACCUMULATE, KERNEL_DTYPES
 from attngrad.core.operands import DIFFERENTIABLE, Operands, Tangents, default_offset
-from attngrad.core.options import OPTION_NAMES, OPTIONS, Kind, Option, Options, reject_unknown
-from attngrad.core.spec import Spec
+from attngrad.core.options import OPTIONS, Kind, Option, Options, reject_unknown
 
-_LAYOUT = "Axes are (..., heads, tokens, features)."
 _MANY = 2**31
 """Tokens and heads stay below this: the kernels number them in 32 bits."""
 
@@ -50,24 +49,13 @@ def _check_qkv(function: str, q: Array, k: Array, v: Array, kernels: bool) -> No
     if k.dtype != q.dtype or v.dtype != q.dtype:
         name, x = ("k", k) if k.dtype != q.dtype else ("v", v)
         fail(TypeError, function, name, f"have the dtype of q, {q.dtype}", x.dtype, "Cast one to the other.")
-    qs, ks, vs = tuple(q.shape), tuple(k.shape), tuple(v.shape)
-    for name, shape in (("k", ks), ("v", vs)):
-        if len(shape) != len(qs) or shape[:-3] != qs[:-3]:
-            rule = f"have as many axes as q and its leading axes {qs[:-3]}"
-            fail(ValueError, function, name, rule, f"shape {shape} beside q of {qs}", "Leading axes do not broadcast.")
-    if ks[-1] != qs[-1]:
-        fail(ValueError, function, "k", f"have {qs[-1]} features (axis -1), like q", f"shape {ks}", _LAYOUT)
-    if vs[-2] != ks[-2]:
-        fail(ValueError, function, "v", f"have {ks[-2]} tokens (axis -2), like k", f"shape {vs}", _LAYOUT)
-    if len(qs) > 2:
-        hq, hk = qs[-3], ks[-3]
-        if hk != hq and (hk == 0 or hq % hk):
-            rule = f"have {hq} or a divisor of {hq} heads (axis -3), like q"
-            fail(ValueError, function, "k", rule, hk, "Repeat or regroup the key heads.")
-        if vs[-3] != hk:
-            fail(ValueError, function, "v", f"have {hk} heads (axis -3), like k", vs[-3], _LAYOUT)
+    shapes = tuple(q.shape), tuple(k.shape), tuple(v.shape)
+    wrong = layouts.misfit(*shapes)
+    if wrong is not None:
+        argument, rule, got, remedy = wrong
+        fail(ValueError, function, argument, rule, got, remedy + layouts.note(*shapes))
     if kernels:
-        for name, shape in (("q", qs), ("k", ks)):
+        for name, shape in (("q", shapes[0]), ("k", shapes[1])):
             if max(shape[-3:-1]) >= _MANY:
                 rule = "have fewer than 2**31 tokens (axis -2) and heads (axis -3)"
                 fail(ValueError, function, name, rule, f"shape {shape}", "Pass a part of it.")
@@ -89,16 +77,27 @@ def _quick_offset(q: Array, k: Array, v: Array) -> int | None:
 
 
 def bind(
-    function: str, q: Array, k: Array, v: Array, options: Mapping[str, Any], *, kernels: bool = True
+    function: str,
+    q: Array,
+    k: Array,
+    v: Array,
+    options: Mapping[str, Any],
+    *,
+    kernels: bool = True,
+    convert: bool = False,
 ) -> tuple[Operands, Options, bool]:
     """Check everything once; give the operands, the options and ``return_lse``.
 
     ``kernels=True`` admits what the kernels compute: NumPy arrays in float64, float32, float16 and bfloat16, or Specs.
     ``kernels=False`` is for the reference: any floating dtype, real or complex, of any array-API namespace.
+    ``convert=True`` is for the functions on NumPy arrays, which compute with the operands that come back: lists and
+    integers are taken too (core/conversion.py).
     """
     offset = _quick_offset(q, k, v) if kernels else None
     if offset is None:
-        if kernels:
+        if convert:
+            q, k, v = read_qkv(function, q, k, v)
+        elif kernels:
             require_numpy(function, q=q, k=k, v=v)
             q, k, v = base_array(q), base_array(k), base_array(v)
         _check_qkv(function, q, k, v, kernels)
@@ -119,7 +118,9 @@ def bind(
         elif not row.is_array:
             numbers[name] = row.check(function, value, x)
         else:
-            arrays[name] = row.check(function, _base_arrays(function, row, value) if kernels else value, x)
+            if kernels:
+                value = _base_arrays(function, row, value, q.dtype if convert else None)
+            arrays[name] = row.check(function, value, x)
     o = Options(**numbers)
     option_checks.seed_beside(function, o.dropout, o.seed)
     if kernels:
@@ -127,38 +128,28 @@ def bind(
     return Operands(q, k, v, **arrays), o, check_flag(function, "return_lse", options.get("return_lse", False))
 
 
-def _base_arrays(function: str, row: Option, value: Any) -> Any:
-    """The arrays of an option as base arrays of NumPy; masked arrays and matrices are refused."""
-    if type(value) is np.ndarray:
+def _base_arrays(function: str, row: Option, value: Any, dtype: Any) -> Any:
+    """The arrays of an option as base arrays of NumPy; where ``dtype`` is given, from lists too, open ones in it."""
+    if type(value) is np.ndarray and (dtype is None or value.dtype is dtype or not row.differentiable):
         return value
+    is_list = isinstance(value, (tuple, list))
     if row.kind is Kind.IDS:
-        if not isinstance(value, (tuple, list)) or len(value) != 2:
+        if not is_list or len(value) != 2:
             return value  # of which the check has to tell
         if type(value[0]) is type(value[1]) is np.ndarray:
             return value
-        require_numpy(function, **{f"{row.name}[{i}]": ids for i, ids in enumerate(value)})
-        return tuple(map(base_array, value))
-    if row.kind is Kind.OFFSET and not is_array(value):
+        return tuple(_base_array(function, f"{row.name}[{i}]", ids, dtype).array for i, ids in enumerate(value))
+    if row.kind is Kind.OFFSET and not (is_array(value) or (is_list and dtype is not None)):
         return value
-    require_numpy(function, **{row.name: value})
-    return base_array(value)
+    given = _base_array(function, row.name, value, dtype)
+    return settle(function, row.name, given, dtype) if row.differentiable else given.array
 
 
-def require_numpy(function: str, **arrays: object) -> None:
-    """NumPy arrays only, neither masked nor matrices; an option that is None was not given."""
-    for name, x in arrays.items():
-        if x is None and name in OPTION_NAMES:
-            continue
-        if type(x) is Spec:
-            continue
-        if not issubclass(type(x), np.ndarray):  # isinstance asks x, which may lie
-            module = type(x).__module__.split(".")[0]
-            remedy = "Convert it with numpy.asarray."
-            if module in ("torch", "jax", "jaxlib"):
-                bridge = "torch" if module == "torch" else "jax"
-                remedy = f"attngrad.{bridge}.attention takes it, and differentiates; or convert it with numpy.asarray."
-            fail(TypeError, function, name, "be a numpy.ndarray", kind_of(x), remedy)
-        refuse_masked(function, name, x)
+def _base_array(function: str, name: str, x: Any, dtype: Any) -> Given:
+    if dtype is not None:
+        return read(function, name, x)
+    require_numpy(function, **{name: x})
+    return Given(base_array(x), False)
 
 
 # --- tangents and cotangents ----------------------------------------------------------------------------------------
@@ -167,30 +158,31 @@ def require_numpy(function: str, **arrays: object) -> None:
 def bind_tangents(function: str, x: Operands, tangents: object, *others: object, kernels: bool = True) -> Tangents:
     """The tangents of (q, k, v) and of the other differentiable inputs: None, or of their shape and dtype."""
     if not isinstance(tangents, (tuple, list)):
-        fail(TypeError, function, "tangents", "be (q_dot, k_dot, v_dot), None for zero", kind_of(tangents))
+        rule = "be (q_dot, k_dot, v_dot), None for zero"
+        fail(TypeError, function, "tangents", rule, kind_of(tangents), CALLED_AS.get(function, ""))
     if len(tangents) != 3:
         got = f"{len(tangents)} values"
         fail(ValueError, function, "tangents", "be (q_dot, k_dot, v_dot), None for zero", got)
-    given = Tangents(*tangents, *others)
-    if kernels:
-        require_numpy(function, **{f"{name}_dot": t for name, t in given._asdict().items() if t is not None})
-        given = Tangents(*map(base_array, given))
-    for name, t in given._asdict().items():
-        primal = getattr(x, name)
+    given = Tangents(*tangents, *others)._asdict()
+    for name, t in given.items():
+        primal, argument = getattr(x, name), f"{name}_dot"
         if t is None:
             continue
+        if kernels:
+            t = given[name] = read_like(function, argument, t, x.q.dtype if primal is None else primal.dtype)
         if primal is None:
-            raise ValueError(f"{function}: {name}_dot was given without {name}. Pass {name}= as well.")
-        check_like(function, f"{name}_dot", t, primal.shape, primal.dtype, name)
-    return given
+            raise ValueError(f"{function}: {argument} was given without {name}. Pass {name}= as well.")
+        check_like(function, argument, t, primal.shape, primal.dtype, name)
+    return Tangents(**given)
 
 
 def bind_primals(function: str, primals: object) -> tuple[Array, Array, Array]:
     """``(q, k, v)`` from the first argument of jvp and hvp."""
     if not isinstance(primals, (tuple, list)):
-        fail(TypeError, function, "primals", "be a tuple (q, k, v)", kind_of(primals))
+        fail(TypeError, function, "primals", "be a tuple (q, k, v)", kind_of(primals), CALLED_AS.get(function, ""))
     if len(primals) != 3:
-        fail(ValueError, function, "primals", "be a tuple (q, k, v)", f"{len(primals)} values")
+        got = f"{len(primals)} values"
+        fail(ValueError, function, "primals", "be a tuple (q, k, v)", got, CALLED_AS.get(function, ""))
     return primals[0], primals[1], primals[2]
 
 
@@ -202,14 +194,14 @@ def check_cotangents(
     if kernels and dlse is None and type(dout) is np.ndarray and dout.dtype is x.q.dtype and dout.shape == shape:
         return dout, None
     lse_dtype = ACCUMULATE.get(x.q.dtype, x.q.dtype) if kernels else x.q.dtype
-    if kernels:
-        require_numpy(function, **{f"{n}{suffix}": c for n, c in (("dout", dout), ("dlse", dlse)) if c is not None})
-        dout, dlse = base_array(dout), base_array(dlse)
-    if dout is not None:
-        check_like(function, f"dout{suffix}", dout, shape, x.q.dtype, "out")
-    if dlse is not None:
-        check_like(function, f"dlse{suffix}", dlse, shape[:-1], lse_dtype, "lse")
-    return dout, dlse
+    found = []
+    for name, c, axes, dtype in (("dout", dout, shape, x.q.dtype), ("dlse", dlse, shape[:-1], lse_dtype)):
+        argument = f"{name}{suffix}"
+        if c is not None:
+            c = read_like(function, argument, c, dtype) if kernels else c
+            check_like(function, argument, c, axes, dtype, name[1:])
+        found.append(c)
+    return found[0], found[1]
 
 
 def require_cotangent(function: str, dout: object, dlse: object) -> None:

@@ -8,6 +8,7 @@ from typing import Any, NoReturn, cast
 
 import numpy as np
 
+from attngrad.core import layouts
 from attngrad.core.arrays import Array, is_array, is_floating, kind_of
 from attngrad.core.dtypes import SENTENCE
 from attngrad.core.spec import Spec
@@ -90,21 +91,16 @@ def check_floating(function: str, name: str, x: Array, kernels: bool = True) -> 
 
 def check_like(function: str, name: str, x: object, shape: tuple[int, ...], dtype: Any, model: str) -> Array:
     """``x`` as it is, if it is an array of exactly this shape and dtype, which are those of ``model``."""
-    check_array(function, name, x, dtype, f"{name} has the dtype of {model}.")
+    check_array(function, name, x, dtype, f"It has the dtype of {model}: cast it.")
     if tuple(cast(Array, x).shape) != tuple(shape):
         fail(ValueError, function, name, f"have the shape of {model}, {tuple(shape)}", shape_of(x))
     return x
 
 
-def _broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
-    """Whether an array of ``shape`` broadcasts to exactly ``target``."""
-    if len(shape) > len(target):
-        return False
-    return all(n in (1, m) for n, m in zip(reversed(shape), reversed(target), strict=False))
-
-
-def check_broadcast(function: str, name: str, x: Array, target: tuple[int, ...], what: str) -> None:
-    """``x`` broadcasts to exactly ``target``, the shape of ``what``."""
-    if not _broadcasts(tuple(x.shape), target):
+def check_broadcast(function: str, name: str, array: Array, target: tuple[int, ...], what: str, x: Any) -> None:
+    """``array`` broadcasts to exactly ``target``, the shape of ``what``; beside the operands ``x``."""
+    shape = tuple(array.shape)
+    if not layouts.broadcasts(shape, target):
         remedy = "Axes are matched from the last; each is 1 or as long."
-        fail(ValueError, function, name, f"broadcast to {what} = {target}", shape_of(x), remedy)
+        remedy += layouts.array_note(name, shape, target, x)
+        fail(ValueError, function, name, f"broadcast to {what} = {target}", shape_of(array), remedy)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import namedtuple
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -63,6 +64,13 @@ class Operands(_Operands):  # type: ignore[misc]
         return (*self.q.shape[:-1], int(self.v.shape[-1]))
 
 
+def _name_the_field(self: Any, name: str) -> Any:
+    """``__getattr__`` of records by input: dq, grad_q or q_dot is asked for, where the field is q."""
+    field = re.sub(r"^(grad_|d)|(_grad|_dot)+$", "", name.lower())
+    hint = f" Use .{field}." if field in self._fields else ""
+    raise AttributeError(f"{type(self).__name__} has no field {name!r}.{hint} Fields are {', '.join(self._fields)}.")
+
+
 class Gradients(_Gradients):  # type: ignore[misc]
     """One array per differentiable input, of its shape and dtype: None for one that was not given or is not wanted.
 
@@ -75,6 +83,7 @@ class Gradients(_Gradients):  # type: ignore[misc]
     """
 
     __slots__ = ()
+    __getattr__ = _name_the_field
     q: Array
     k: Array
     v: Array
@@ -86,6 +95,7 @@ class Tangents(_Tangents):  # type: ignore[misc]
     """A direction in the space of the differentiable inputs. None stands for a zero tangent."""
 
     __slots__ = ()
+    __getattr__ = _name_the_field
 
 
 # --- one flat list: what a framework sees -----------------------------------------------------------------------------

@@ -120,7 +120,7 @@ def offset(function: str, value: Any, x: Any) -> Array | int:
         fail(TypeError, function, "offset", "be an integer or an integer array", kind_of(value))
     if not is_integer(value):
         fail(TypeError, function, "offset", "have an integer dtype", value.dtype)
-    check_broadcast(function, "offset", value, tuple(x.q.shape[:-3]), "the leading axes of q")
+    check_broadcast(function, "offset", value, tuple(x.q.shape[:-3]), "the leading axes of q", x)
     if math.prod(value.shape) and not isinstance(value, Spec):
         xp = namespace(value)
         low, high = int(xp.min(value)), int(xp.max(value))
@@ -135,14 +135,14 @@ def mask(function: str, value: Any, x: Any) -> Array:
     if not is_boolean(value):
         remedy = "True = may attend; for additive terms use bias."
         fail(TypeError, function, "mask", "be boolean", f"dtype {value.dtype}", remedy)
-    check_broadcast(function, "mask", value, x.scores_shape, "(..., Hq, T, S)")
+    check_broadcast(function, "mask", value, x.scores_shape, "(..., Hq, T, S)", x)
     return value
 
 
 def bias(function: str, value: Any, x: Any) -> Array:
     """Added to the scores."""
     _additive(function, "bias", value, x.q)
-    check_broadcast(function, "bias", value, x.scores_shape, "(..., Hq, T, S)")
+    check_broadcast(function, "bias", value, x.scores_shape, "(..., Hq, T, S)", x)
     return value
 
 
@@ -178,5 +178,5 @@ def segments(function: str, value: Any, x: Any) -> tuple[Array, Array]:
             fail(TypeError, function, name, "have an integer dtype", ids.dtype)
         if len(ids.shape) == 0 or ids.shape[-1] != tokens:
             fail(ValueError, function, name, f"have {tokens} ids along axis -1, one a token", shape_of(ids))
-        check_broadcast(function, name, ids, (*leading, tokens), "(leading axes, tokens)")
+        check_broadcast(function, name, ids, (*leading, tokens), "(leading axes, tokens)", x)
     return value[0], value[1]

@@ -15,9 +15,9 @@ formula in the document's own notation; where a kinder reading holds, the findin
 
 from __future__ import annotations
 
-from attngrad.errata._claim import TOLERANCE, Cases, Claim, Entry, Finding, Reading, Result
+from attngrad.errata._claim import TOLERANCE, Cases, Claim, Entry, Finding, Reading, Result, Results
 from attngrad.errata._entries import DOCUMENTS, entries, name_of
-from attngrad.errata._report import render, summary, to_json
+from attngrad.errata._report import render, render_few, summary, to_json
 
 __all__ = [
     "DOCUMENTS",
@@ -28,9 +28,11 @@ __all__ = [
     "Finding",
     "Reading",
     "Result",
+    "Results",
     "check",
     "entries",
     "render",
+    "render_few",
     "run",
     "summary",
     "to_json",
@@ -46,7 +48,7 @@ def check(entry: Entry, seed: int = 0) -> Result:
     return Result(entry, *entry.check(Cases(seed)))
 
 
-def run(document: str | None = None, seed: int = 0) -> tuple[Result, ...]:
+def run(document: str | None = None, seed: int = 0) -> Results:
     """Judge every claim, or those of one document, on inputs drawn from ``seed``.
 
     >>> results = run("equation-z")
@@ -55,4 +57,4 @@ def run(document: str | None = None, seed: int = 0) -> tuple[Result, ...]:
     """
     name = None if document is None else name_of(document)
     cases = Cases(seed)
-    return tuple(Result(e, *e.check(cases)) for e in entries() if name in (None, e.document))
+    return Results(Result(e, *e.check(cases)) for e in entries() if name in (None, e.document))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -73,7 +73,7 @@ class Entry:
     where: str
     title: str
     says: str
-    check: Callable[[Cases], Finding]
+    check: Callable[[Cases], Finding] = field(repr=False)
     wrong: str = ""
     correct: str = ""
 
@@ -83,7 +83,7 @@ class Entry:
         return self.id.rpartition("-")[0]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
     """An entry and what its check found; errors are relative to the largest entry of the truth.
 
@@ -99,6 +99,43 @@ class Result:
     corrected_error: float | None
     evidence: str
     timing: str = ""
+
+    def rows(self) -> list[tuple[str, str, float | None]]:
+        """What is told of it, by label, with the error of what is said and of the right form."""
+        found: list[tuple[str, str, float | None]] = [("says", self.entry.says, self.error)]
+        found += [("note" if self.holds else "found", self.evidence, None), ("time", self.timing, None)]
+        if not self.holds:
+            found += [("wrong", self.entry.wrong, None), ("correct", self.entry.correct, self.corrected_error)]
+        return [row for row in found if row[1]]
+
+    def __repr__(self) -> str:
+        return f"Result({self.entry.id}: {self.entry.says!r} {'holds' if self.holds else 'is wrong'})"
+
+    def _repr_html_(self) -> str:
+        from attngrad.errata._report import fragment
+
+        return fragment([self])
+
+
+class Results(tuple[Result, ...]):
+    """The findings of a run, in the order of the documents.
+
+    >>> from attngrad import errata
+    >>> repr(errata.run("equation-z")).partition(";")[0]
+    'Results(7 claims: 2 hold, 5 are wrong'
+    """
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        from attngrad.errata._report import summary
+
+        return f"Results({summary(self).rstrip('.')})"
+
+    def _repr_html_(self) -> str:
+        from attngrad.errata._report import fragment
+
+        return fragment(self)
 
 
 Value = Array | tuple[Array, ...]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from attngrad.errata._claim import TOLERANCE, Result
 from attngrad.errata._entries import DOCUMENTS
-from attngrad.explain.marks import mark, print_hanging
+from attngrad.explain.marks import mark, print_hanging, signs
 from attngrad.formulas.report import figure
 
 if TYPE_CHECKING:
@@ -37,6 +38,33 @@ def summary(results: Sequence[Result]) -> str:
     return f"{line}; every corrected form holds to {figure(max(e for e in errors if e is not None))}."
 
 
+def fragment(results: Sequence[Result]) -> str:
+    """The findings for a notebook: the documents folded where there are several; of each claim what the terminal says.
+
+    >>> from attngrad import errata
+    >>> fragment(errata.run("equation-z")).count("</b></td>")
+    7
+    """
+    from attngrad.explain import notebook
+
+    parts = []
+    for name, title in DOCUMENTS.items():
+        rows = [
+            (notebook.sign(r.holds), f"{r.entry.id}  {r.entry.title}", notebook.table((), _told(r)))
+            for r in results
+            if r.entry.document == name
+        ]
+        if rows:
+            table = notebook.table((), rows)
+            parts.append(table if len(rows) == len(results) else notebook.folded(title, table))
+    return notebook.report(None, summary(results), *parts)
+
+
+def _told(r: Result) -> list[tuple[str, str]]:
+    """The rows of a claim, errors in brackets."""
+    return [(label, signs(text) + ("" if e is None else f"  [{figure(e)}]")) for label, text, e in r.rows()]
+
+
 _SAID = ("id", "document", "where", "title", "says", "wrong", "correct")
 _FOUND = ("holds", "error", "corrected_error", "evidence")
 
@@ -63,9 +91,9 @@ def to_json(results: Sequence[Result]) -> str:
 
 
 LEGEND = (
-    "Every claim is computed now, in float64, beside the derivative by the complex step. In brackets: the error, "
-    "relative to the largest entry. Code is judged as it runs, a formula as a matrix formula in its document's "
-    "notation; a kinder reading that holds is named."
+    "Every claim is computed now, in float64, and compared with the derivative by the complex step. In brackets: the "
+    "error, relative to the largest entry. Code is judged as it runs, a formula as a matrix formula in its document's "
+    "notation; where a more charitable reading holds, it is named."
 )
 
 
@@ -95,6 +123,25 @@ def render(results: Sequence[Result], console: Console) -> None:
     print_hanging(Text(), Text(summary(results), style="bold"), console)
 
 
+def render_few(results: Sequence[Result], console: Console) -> None:
+    """Print some findings in short, each under the title of its document.
+
+    >>> from rich.console import Console
+    >>> from attngrad import errata
+    >>> render_few(errata.run("explicit-formula")[:1], Console(width=60, quiet=True))
+    """
+    from rich.text import Text
+
+    last = ""
+    for r in results:
+        if r.entry.document != last:
+            if last:
+                console.print()
+            print_hanging(Text(), Text(DOCUMENTS[r.entry.document], style="italic"), console)
+        _print_block(replace(r, entry=replace(r.entry, where=""), evidence="", timing=""), console)
+        last = r.entry.document
+
+
 def _print_heading(name: str, title: str, results: Sequence[Result], console: Console) -> None:
     """The title in a rule; below it the name, and the count."""
     from rich.rule import Rule
@@ -116,19 +163,11 @@ def _print_block(r: Result, console: Console) -> None:
 
     colour = "green" if r.holds else "red"
     head = Text.assemble(mark(console, r.holds), " ", (r.entry.id, colour), "  ")
-    print_hanging(head, Text.assemble((r.entry.title, "bold"), (f"  ({r.entry.where})", "dim")), console)
+    where = f"  ({r.entry.where})" if r.entry.where else ""
+    print_hanging(head, Text.assemble((r.entry.title, "bold"), (where, "dim")), console)
 
-    def line(label: str, text: str, error: float | None = None) -> None:
-        body = Text(text)
+    for label, text, error in r.rows():
+        body = Text(signs(text, console))
         if error is not None:
             body.append(f"  [{figure(error)}]", style=colour if label == "says" else "green")
         print_hanging(Text(f"    {label:<9}", style="dim"), body, console)
-
-    line("says", r.entry.says, r.error)
-    if r.evidence:
-        line("note" if r.holds else "found", r.evidence)
-    if r.timing:
-        line("time", r.timing)
-    if not r.holds:
-        line("wrong", r.entry.wrong)
-        line("correct", r.entry.correct, r.corrected_error)

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from attngrad.core.command import CannotRun
+
 if TYPE_CHECKING:
     from attngrad.explain.trace import Trace
 
@@ -117,7 +119,7 @@ def _flags() -> list[click.Parameter]:
 @click.option("--output", type=click.Path(), metavar="FILE", help="Write here: .html, .tex, .json or .txt.")
 @click.option("--open", "open_page", is_flag=True, help="Open the page in the browser: BROWSER, or the system's.")
 def command(**given: Any) -> None:
-    """Work a backward pass through, number by number.
+    """Work through a backward pass, number by number.
 
     Every matrix of attention and of its gradients, with the formula that makes it and what must hold. Without options:
     a small causal example. As a page that computes, and can be edited and broken:
@@ -132,7 +134,7 @@ def command(**given: Any) -> None:
         _run(given)
     except (ValueError, TypeError, KeyError, OSError, MemoryError) as error:
         text = error.args[0] if isinstance(error, KeyError) and error.args else str(error)
-        raise click.ClickException(" ".join(str(text).split())) from error
+        raise CannotRun(" ".join(str(text).split())) from error
 
 
 def _run(given: dict[str, Any]) -> None:
@@ -177,7 +179,7 @@ def _run(given: dict[str, Any]) -> None:
 
         address = Path(output).resolve().as_uri()
         if not webbrowser.open(address):
-            raise click.ClickException(f"explain: --open found no browser; open {address} yourself, or set BROWSER.")
+            raise CannotRun(f"explain: --open found no browser; open {address} yourself, or set BROWSER.")
 
 
 def _entry(trace: Trace, entry: tuple[str, int, int], place: dict[str, int]) -> None:

@@ -1,106 +1,83 @@
-"""What ``attngrad demo`` prints: one backward pass of a layer, worked, and every derivative beside the complex step."""
+"""What ``attngrad demo`` prints, in two screens: a backward pass, a check, errata, an audit, the speed of one call."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections import defaultdict
+from typing import TYPE_CHECKING
 
-import numpy as np
 from rich.console import Console
-from rich.table import Table
+from rich.text import Text
 
-import attngrad
-from attngrad.core.arrays import NDArray
-from attngrad.core.operands import Gradients, Tangents
-from attngrad.explain.marks import mark
-from attngrad.explain.terminal import CELL, heat_table, invariant_lines, plain_table
-from attngrad.explain.windows import matrix
-from attngrad.testing import complex_step_hvp, complex_step_jvp, complex_step_vjp, relative_error
+from attngrad.backends.cpu.threads import choose_isa
+from attngrad.explain import check, examples, speed
+from attngrad.explain.marks import print_hanging, print_hint, signs
+from attngrad.explain.terminal import blocks, invariant_lines
 
 if TYPE_CHECKING:
-    from attngrad.explain.trace import Trace
+    from attngrad.core.arrays import NDArray
 
-TOLERANCE = 1e-12
-
-
-def summary_table(trace: Trace, names: Sequence[str], head: int = 0) -> Table:
-    """Name, formula, shape and one entry of each step."""
-    table = plain_table("", "is", "shape", "one entry", wraps="is")
-    stage = ""
-    for name in names:
-        rule, array = trace.rules[name], trace[name].value
-        if rule.stage != stage:
-            stage = rule.stage
-            table.add_row(f"[dim]{stage}[/dim]")
-        m = matrix(trace, name, head, 0, array.shape[-1] + array.shape[-2], 1)
-        shape = " x ".join(map(str, array.shape))
-        table.add_row(f"[bold]{name}[/bold]", rule.formula, shape, f"{m.values[-1, 0]: .4f}")
-    return table
+WORKED = ("A", "O", "dS", "dQ", "dK", "dV")
+CLAIMS = ("equation-z-5", "back-pass-16", "back-pass-20", "transformer-5", "explicit-formula-12")
+"""One of each document, and the update that comes too early."""
 
 
-WORKED = ("Q", "K", "V", "Z", "S", "L", "A", "O", "dO", "dV", "dA", "delta", "dS", "dQ", "dK")
+def show(console: Console, seed: int = 0) -> None:
+    """Print everything, in order."""
+    choose_isa()  # a bad ATTNGRAD_ISA is told before anything is printed
+    for title, part in (
+        ("A backward pass, worked", worked_example),
+        ("Every derivative, checked", _check),
+        ("Published formulas, judged", _errata),
+        ("A wrong gradient, audited", _audit),
+        ("One call, timed on this machine", speed.render),
+    ):
+        console.rule(f"[bold]{title}[/bold]", align="left")
+        part(console, seed)
+        console.print()
 
 
 def worked_example(console: Console, seed: int = 0) -> None:
-    """Print one forward and backward pass of a layer: d_model 128, 4 heads, batch 32, 10 tokens, causal."""
-    rng = np.random.default_rng(seed)
-    layer = attngrad.MultiHeadAttention(128, 4, dtype=np.float64, rng=seed)
-    x, dy = rng.standard_normal((2, 32, 10, 128))
-    trace = layer.trace(x, dy, causal=True)
-    console.rule("[bold]A worked backward pass[/bold]", align="left")
-    console.print("One causal layer: d_model 128, 4 heads, batch 32, 10 tokens; float64.\n")
-    console.print(summary_table(trace, WORKED))
-    for name, title in (
-        ("A", "A, batch 0, head 0: rows sum to 1"),
-        ("dS", "dS = A o (dA - delta), the one matrix behind dQ and dK: rows sum to 0"),
+    """Print the weights, the output and the gradients of the example of ``attngrad explain``."""
+    trace = examples.from_options(defaultdict(lambda: None, seed=seed))
+    for told in (
+        "Causal attention over four words, with a random dO; head 0 of 2.",
+        "S = scale Q K^T, dA = dO V^T, delta = rowsum(dO o O)",
     ):
-        console.print(f"\n{title}", highlight=False, style="italic")
-        console.print(heat_table(matrix(trace, name, 0, 0, 10, min(10, console.width // CELL))))
+        print_hanging(Text(), Text(signs(told, console)), console)
     console.print()
+    blocks(console, trace, WORKED, 0, 0)
     invariant_lines(console, trace)
-    console.print("\nEvery matrix of a small one: attngrad explain. As a page: attngrad explain --format html --open\n")
-
-
-def gradient_check(console: Console, seed: int = 0) -> bool:
-    """Print how far each derivative is from the complex step, with every option on; True if none exceeds TOLERANCE."""
-    rng = np.random.default_rng(seed)
-    q, k, v = (rng.standard_normal(n) for n in ((2, 4, 3, 5), (2, 2, 6, 5), (2, 2, 6, 4)))
-    options: dict[str, Any] = {
-        "causal": True,
-        "window": (4, None),
-        "mask": rng.random((3, 6)) > 0.2,
-        "bias": rng.standard_normal((4, 1, 6)),
-        "softcap": 2.0,
-        "sinks": rng.standard_normal(4),
-        "dropout": 0.2,
-        "seed": seed,
-    }
-    inputs = (q, k, v, options["bias"], options["sinks"])
-    t = Tangents(*(rng.standard_normal(a.shape) for a in inputs))
-    dout, dout_dot = rng.standard_normal((2, 2, 4, 3, 4))
-
-    _, pullback = attngrad.vjp(q, k, v, **options)
-    _, out_dot = attngrad.jvp((q, k, v), t[:3], bias_dot=t.bias, sinks_dot=t.sinks, **options)
-    _, grads_dot = attngrad.hvp((q, k, v), t[:3], dout, dout_dot, bias_dot=t.bias, sinks_dot=t.sinks, **options)
-    rows: list[tuple[str, str, float]] = []
-    truth = complex_step_vjp(q, k, v, dout, **options)
-    rows += [("VJP", f"d{n}", relative_error(a, b)) for n, a, b in _pairs(pullback(dout), truth)]
-    rows += [("JVP", "out_dot", relative_error(out_dot, complex_step_jvp(q, k, v, t, **options)[0]))]
-    truth = complex_step_hvp(q, k, v, t, dout, dout_dot, **options)
-    rows += [("HVP", f"d{n}_dot", relative_error(a, b)) for n, a, b in _pairs(grads_dot, truth)]
-
-    console.rule("[bold]Gradient check[/bold]", align="left")
-    console.print(
-        "Each derivative against the complex step: causal, window, mask, bias, softcap, sinks, dropout, GQA.\n"
-    )
-    table = plain_table("pass", "result", "relative error", "")
-    for i, (name, result, error) in enumerate(rows):
-        first = i == 0 or rows[i - 1][0] != name
-        table.add_row(f"[bold]{name}[/bold]" if first else "", result, f"{error:.1e}", mark(console, error < TOLERANCE))
-    console.print(table)
     console.print()
-    return all(error < TOLERANCE for _, _, error in rows)
+    print_hint("Every number, and the sum behind it", "attngrad explain --format html --open", console)
 
 
-def _pairs(a: Gradients, b: Gradients) -> list[tuple[str, NDArray, NDArray]]:
-    return [(n, x, y) for n, x, y in zip(Gradients._fields, a, b, strict=True) if x is not None and y is not None]
+def _check(console: Console, seed: int) -> None:
+    check.render(check.run(seed), console, short=True)
+
+
+def _errata(console: Console, seed: int) -> None:
+    from attngrad import errata
+
+    results = errata.run(seed=seed)
+    errata.render_few([r for r in results if r.entry.id in CLAIMS], console)
+    console.print()
+    print_hanging(Text(), Text(errata.summary(results)), console)
+    print_hint("All of them", "attngrad errata", console)
+
+
+def homework(q: NDArray, k: NDArray, v: NDArray, dout: NDArray) -> tuple[NDArray, ...]:
+    """A wrong backward pass: it has only the diagonal of the softmax Jacobian."""
+    return speed.dense(q, k, v, dout, dscores=lambda a, da: da * a * (1 - a))
+
+
+def _audit(console: Console, seed: int) -> None:
+    from dataclasses import replace
+
+    from attngrad.auditor import audit, terminal
+
+    print_hanging(Text(), Text("A homework in NumPy, with the line ds = da * a * (1 - a):"), console)
+    console.print()
+    report = audit(homework, effort="quick", seed=seed % 2**63)
+    terminal.render(replace(report, smallest="", findings=tuple(f for f in report.findings if f.fault)), console)
+    console.print()
+    print_hint("Yours", "attngrad audit FILE.py:FUNCTION", console)

@@ -86,7 +86,7 @@ class Explanation(NamedTuple):
         """``dK[2, 1]``."""
         return f"{self.name}[{self.place}]"
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         lines = [f"{self.label} = {self.entry or self.formula} = {self.value:.6f}"]
         if self.note:
             lines.append(f"  ({self.note})")

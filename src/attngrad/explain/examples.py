@@ -114,12 +114,12 @@ def _value(row: Option, given: Any, q: NDArray) -> Any:
     if row.kind is Kind.PER_HEAD:
         heads = q.shape[-3] if q.ndim > 2 else 1
         if len(given[0]) != heads:
-            raise ValueError(f"{flag} must have {heads} numbers, one a head; got {len(given[0])}.")
+            raise ValueError(f"{flag} must have {heads} numbers, one per head; got {len(given[0])}.")
         return np.array(given[0], q.dtype)
     if row.kind is Kind.IDS:
         ids = np.array(given[0])
         if not (np.abs(ids) < 2**53).all() or not np.array_equal(ids, ids.astype(int)):
-            raise ValueError(f"{flag} must be integer ids, one a token; got other numbers.")
+            raise ValueError(f"{flag} must be integer ids, one per token; got other numbers.")
         return ids.astype(int), ids.astype(int)
     if row.kind is Kind.PLANE and row.differentiable:
         return np.array(given, q.dtype)

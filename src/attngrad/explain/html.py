@@ -139,7 +139,7 @@ def _fit(
     """Cut what is too much for a page to compute: to the group of ``head``, then to the first tokens; and say so."""
     q, k, v = arrays["q"], arrays["k"], arrays["v"]
     heads, t, s = q.shape[0], q.shape[1], k.shape[1]
-    each = 5 * (q.shape[-1] + v.shape[-1])  # products a score
+    each = 5 * (q.shape[-1] + v.shape[-1])  # products per score
     if each * heads * t * s <= WORK:
         return arrays, head, notes
     part: dict[str, slice] = {}

@@ -101,8 +101,9 @@ def trace_layer(p: Projections, dy: NDArray | None, options: OptionArguments, to
                 values[f"{c.upper()}_in"] = heads[c]
                 values[f"cos_{c}"], values[f"sin_{c}"] = _turned(p.turns[c], heads[c].shape)
                 heads[c] = p.turns[c].apply(heads[c])
-        wide = {n: a.astype(np.float64) if n in ("bias", "sinks") and a is not None else a for n, a in options.items()}  # type: ignore[attr-defined]
-        operands, o, _ = bind("MultiHeadAttention.trace", heads["q"], heads["k"], heads["v"], wide)
+        wide: dict[str, Any] = dict(options)
+        wide |= {n: np.asarray(wide[n], np.float64) for n in ("bias", "sinks") if wide.get(n) is not None}
+        operands, o, _ = bind("MultiHeadAttention.trace", heads["q"], heads["k"], heads["v"], wide, convert=True)
         operands = widen(operands)
         dout = None if dy is None else np.ascontiguousarray(split(affine(dy, w_o.T), p.d_head))
         inner, flags = compute(operands, o, dout)

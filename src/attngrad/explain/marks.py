@@ -25,3 +25,23 @@ def print_hanging(prefix: Text, body: Text, console: Console) -> None:
     for i, text in enumerate(body.wrap(console, width)):
         text.rstrip()
         console.print(Text.assemble(prefix if i == 0 else " " * prefix.cell_len, text))
+
+
+def signs(text: str, console: Console | None = None) -> str:
+    """A formula with ∘ for the product entry by entry; with ``o`` still where the console writes no Unicode.
+
+    >>> signs("dS = A o (dA - delta)")
+    'dS = A ∘ (dA - delta)'
+    """
+    return text if console is not None and console.options.ascii_only else text.replace(" o ", " ∘ ")
+
+
+def print_hint(words: str, command: str, console: Console) -> None:
+    """``words: command`` on one line; where that is too narrow, the command on a line of its own, never broken."""
+    from rich.text import Text
+
+    line = f"{words}: {command}"
+    if len(line) > console.width:
+        print_hanging(Text(), Text(f"{words}:"), console)
+        line = f"  {command}"
+    console.print(Text(line), soft_wrap=True)

@@ -34,7 +34,7 @@ def locate(
             fail(TypeError, function, "column", f"be given, for {name} is a matrix", "None")
         given.append(("column", column))
     elif column is not None:
-        fail(TypeError, function, "column", f"be None, for {name} has one number a row", column)
+        fail(TypeError, function, "column", f"be None, for {name} has one number per row", column)
     leading = trace.operands.q.shape[:-3]
     env = {"b": _batch(function, leading, batch), "h": 0}
     for letter, n, (argument, at) in zip(rule.letters, extents, given, strict=True):

@@ -11,7 +11,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from attngrad.explain.marks import mark
+from attngrad.explain.marks import mark, print_hanging, signs
 from attngrad.explain.windows import Matrix, by_stage, check_place, heat, matrix
 
 if TYPE_CHECKING:
@@ -53,9 +53,9 @@ def _cut(label: str, width: int) -> str:
 class _Block:
     """A matrix with its title, and the columns that it takes."""
 
-    def __init__(self, trace: Trace, m: Matrix) -> None:
+    def __init__(self, console: Console, trace: Trace, m: Matrix) -> None:
         rule = trace.rules[m.name]
-        line = f"[bold]{m.name}[/bold] {'=' if rule.entry else ''} {rule.formula}"
+        line = f"[bold]{m.name}[/bold] {'=' if rule.entry else ''} {signs(rule.formula, console)}"
         title = len(m.name) + 3 + len(rule.formula)
         body = m.values.shape[1] * CELL + (min(CELL, max(map(len, m.rows))) + 1 if m.rows else 0)
         self.width = max(title, len(m.cut), body)
@@ -74,17 +74,22 @@ def render(trace: Trace, console: Console | None = None, *, head: int = 0, batch
         console.print()
         fits = several and len(title) + len(where) + 5 <= width
         console.rule(f"[bold]{title}[/bold]" + (f" [dim]({where})[/dim]" if fits else ""), align="left")
-        room = max(1, (width - CELL - 1) // CELL) if trace.tokens else max(1, width // CELL)
-        blocks = [_Block(trace, matrix(trace, n, head, batch, ROWS, room)) for n in names]
-        for line in _pack(blocks, width):
-            grid = Table.grid(padding=(0, GAP, 0, 0), pad_edge=False)
-            for block in line:
-                grid.add_column(min_width=min(block.width, width), no_wrap=len(line) > 1)
-            grid.add_row(*(block.drawn for block in line))
-            console.print(grid, highlight=False)
-            console.print()
+        blocks(console, trace, names, head, batch)
     console.rule("[bold]What must hold[/bold]", align="left")
     invariant_lines(console, trace)
+
+
+def blocks(console: Console, trace: Trace, names: Sequence[str], head: int, batch: int) -> None:
+    """Print these steps, side by side where there is room."""
+    width = console.width
+    room = max(1, (width - CELL - 1) // CELL) if trace.tokens else max(1, width // CELL)
+    for line in _pack([_Block(console, trace, matrix(trace, n, head, batch, ROWS, room)) for n in names], width):
+        grid = Table.grid(padding=(0, GAP, 0, 0), pad_edge=False)
+        for block in line:
+            grid.add_column(min_width=min(block.width, width), no_wrap=len(line) > 1)
+        grid.add_row(*(block.drawn for block in line))
+        console.print(grid, highlight=False)
+        console.print()
 
 
 def _pack(blocks: Sequence[_Block], width: int) -> list[list[_Block]]:
@@ -104,13 +109,15 @@ def _pack(blocks: Sequence[_Block], width: int) -> list[list[_Block]]:
 def invariant_lines(console: Console, trace: Trace) -> None:
     """A line for each invariant: its mark, the claim, the error."""
     longest = max((len(i.claim) for i in trace.invariants), default=0)
+    longest = longest if longest + 16 <= console.width else 0
     for i in trace.invariants:
-        console.print(mark(console, i.holds), f"{i.claim:<{longest}}  off by {i.error:.0e}", highlight=False)
+        claim = f"{signs(i.claim, console):<{longest}}  off by {i.error:.0e}"
+        print_hanging(Text.assemble(mark(console, i.holds), " "), Text(claim), console)
 
 
 def explanation(console: Console, found: Explanation, difference: float | None = None) -> None:
     """Print the sum behind one entry, and what finite differences make of it."""
-    what = escape(f"[{found.place}] = {found.entry or found.formula}")
+    what = escape(f"[{found.place}] = {signs(found.entry or found.formula, console)}")
     console.print(f"[bold]{found.name}[/bold]{what}", highlight=False)
     if found.note:
         console.print(f"[dim]{found.note}[/dim]", highlight=False)

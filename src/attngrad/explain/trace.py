@@ -5,11 +5,11 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
-from attngrad.core.arrays import NDArray
+from attngrad.core.arrays import ArrayLike, NDArray
 from attngrad.core.binding import bind, bind_tangents, check_cotangents, refuse_lse
 from attngrad.core.operands import Operands, Tangents
 from attngrad.core.options import OPTIONS, Kind, OptionArguments, Options
@@ -88,6 +88,17 @@ class Trace(Mapping[str, Step]):
         near = near or difflib.get_close_matches(str(name), self._steps, n=1, cutoff=0.6)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         return f"trace: there is no step {name!r}.{hint} Names are {', '.join(self._steps)}."
+
+    if not TYPE_CHECKING:  # to a type checker, what is no attribute is an error
+
+        def __getattr__(self, name: str) -> Any:
+            """An error that says how a step is asked for."""
+            hint = ""
+            if not name.startswith("_"):  # as _steps does, in a copy that is being made
+                known = {step.lower(): step for step in (*(rule.name for rule in RULES), *self._steps)}
+                step = name if name in self._steps else known.get(name.lower(), "")
+                hint = f'. Use trace["{step}"].' if step in self._steps else f". {self._unknown(step)}" if step else ""
+            raise AttributeError(f"'Trace' object has no attribute {name!r}{hint}", name=name, obj=self)
 
     @property
     def holds(self) -> bool:
@@ -221,15 +232,15 @@ def _count(n: int, one: str, many: str = "") -> str:
 
 
 def trace(
-    q: NDArray,
-    k: NDArray,
-    v: NDArray,
-    dout: NDArray | None = None,
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    dout: ArrayLike | None = None,
     *,
-    tangents: Sequence[NDArray | None] | None = None,
-    dlse: NDArray | None = None,
-    dout_dot: NDArray | None = None,
-    dlse_dot: NDArray | None = None,
+    tangents: Sequence[ArrayLike | None] | None = None,
+    dlse: ArrayLike | None = None,
+    dout_dot: ArrayLike | None = None,
+    dlse_dot: ArrayLike | None = None,
     tokens: Sequence[str] | tuple[Sequence[str], Sequence[str]] | None = None,
     **options: Unpack[OptionArguments],
 ) -> Trace:
@@ -253,7 +264,7 @@ def trace(
     True
     """
     name = "trace"
-    x, o, return_lse = bind(name, q, k, v, options)
+    x, o, return_lse = bind(name, q, k, v, options, convert=True)
     refuse_lse(name, return_lse)
     dout, dlse = check_cotangents(name, x, dout, dlse)
     dout_dot, dlse_dot = check_cotangents(name, x, dout_dot, dlse_dot, "_dot")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from html import escape
 from typing import Literal
 
 from attngrad.formulas.tree import Equation, pieces
@@ -18,7 +19,7 @@ def figure(error: float) -> str:
     return f"{error:.2g}" if 1e-3 <= error < 1e3 else f"{error:.0e}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class FormulaReport:
     """The verdict on a formula; ``str`` gives it in plain text.
 
@@ -59,6 +60,18 @@ class FormulaReport:
         elif not self.ok:
             found.append(("correct", "none found by changing a sign, a transpose, a name or a sum"))
         return found
+
+    def __repr__(self) -> str:
+        corrected = "" if self.corrected is None else f", corrected={self.corrected!r}"
+        return f"FormulaReport({self.kind}: {self.formula!r}{corrected})"
+
+    def _repr_html_(self) -> str:
+        from attngrad.explain import notebook
+
+        rows = [(label, notebook.Html(f"<b>{escape(text)}</b>") if label == "correct" else text)
+                for label, text in self.rows()]  # fmt: skip
+        title = self.kind + (f" [{figure(self.error)}]" if self.error is not None else "")
+        return notebook.report(self.ok, title, notebook.code(self.shapes), notebook.table((), rows))
 
     def __str__(self) -> str:
         head = self.kind + (f"   [{figure(self.error)}]" if self.error is not None else "")

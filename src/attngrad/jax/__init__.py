@@ -26,3 +26,7 @@ def __getattr__(name: str) -> Any:
     if name == "audit":
         return importlib.import_module("attngrad.auditor.jax_candidate").audit
     raise AttributeError(f"module 'attngrad.jax' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -12,7 +12,7 @@ from attngrad.core.arrays import Array, kind_of
 from attngrad.core.binding import bind
 from attngrad.core.checks import base_array, check_flag, fail, refuse_masked
 from attngrad.core.operands import INPUT_NAMES, NUMBERS, SEEDS, flatten
-from attngrad.core.options import OPTIONS, Kind, OptionArguments, reject_unknown
+from attngrad.core.options import OPTION_NAMES, OPTIONS, Kind, OptionArguments, reject_unknown
 from attngrad.core.spec import Spec
 from attngrad.jax._passes import Call
 from attngrad.jax._primitives import attention_p
@@ -136,6 +136,14 @@ def _of_numpy(function: str, name: str, x: np.ndarray[Any, Any]) -> Array:
     return found
 
 
+_NN_INSTEAD = {"causal": "is_causal", "window": "local_window_size", "offset": "is_causal"}
+_NN_OPTIONS = (
+    *("is_causal", "query_seq_lengths", "key_value_seq_lengths", "local_window_size"),
+    *("implementation", "return_residual"),
+    *(name for name in OPTION_NAMES if name not in _NN_INSTEAD),
+)
+
+
 def dot_product_attention(
     query: Array,
     key: Array,
@@ -148,35 +156,68 @@ def dot_product_attention(
     query_seq_lengths: Array | None = None,
     key_value_seq_lengths: Array | None = None,
     local_window_size: int | tuple[int, int] | None = None,
+    implementation: str | None = None,
+    return_residual: bool = False,
     **options: Any,
 ) -> Any:
     """``jax.nn.dot_product_attention``, by ``attention``: ``(B, T, N, H)``, or ``(T, N, H)`` without a batch.
 
-    ``is_causal`` aligns top-left, as there. A query that may see nothing gives 0. Our options ``softcap, sinks,
-    dropout, seed, segments, return_lse`` may be added.
+    ``is_causal`` aligns top-left, as there. ``implementation`` is accepted, ``"xla"``, ``"cudnn"`` or None, and changes
+    nothing: attngrad's kernels compute. ``return_residual=True`` returns ``(out, lse)`` with lse ``(B, T, N)`` in the
+    dtype of key, as there; its gradient is the true one, which ``jax.nn`` stops. A query that may see nothing gives 0.
+    Our options ``softcap, sinks, dropout, seed, segments, return_lse`` may be added.
 
     >>> x = jnp.ones((1, 3, 2, 4))
     >>> dot_product_attention(x, x, x, is_causal=True).shape
     (1, 3, 2, 4)
     """
     name = "dot_product_attention"
-    reject_unknown(name, options)
-    for taken, instead in (("causal", "is_causal"), ("window", "local_window_size"), ("offset", "is_causal")):
+    for taken, instead in _NN_INSTEAD.items():
         if taken in options:
             raise TypeError(f"{name}: unknown option {taken!r}. Use {instead!r}, or attngrad.jax.attention.")
+    reject_unknown(name, options, _NN_OPTIONS)
+    if implementation not in (None, "xla", "cudnn"):
+        fail(ValueError, name, "implementation", "be None, 'xla' or 'cudnn'", kind_of(implementation))
+    want_lse = check_flag(name, "return_lse", options.pop("return_lse", False))
+    if check_flag(name, "return_residual", return_residual) and want_lse:
+        remedy = "return_lse gives (B, N, T), return_residual (B, T, N)."
+        fail(ValueError, name, "return_lse", "be False beside return_residual", "both", remedy)
     query, key, value = (_array(name, n, x) for n, x in (("query", query), ("key", key), ("value", value)))
     for n, x in (("query", query), ("key", key), ("value", value)):
         if x.ndim < 3:
             fail(ValueError, name, n, "have 3 or 4 axes, (T, N, H) or (B, T, N, H)", f"shape {x.shape}")
-    rows, columns = jnp.arange(query.shape[-3])[:, None], jnp.arange(key.shape[-3])[None, :]
+    q, k, v = query.shape, key.shape, value.shape
+    if k[:-3] != q[:-3] or k[-1] != q[-1] or v[:-1] != k[:-1] or q[-2] % max(k[-2], 1):
+        remedy = "Here tokens come before heads; attngrad.jax.attention takes (batch, heads, tokens, features)."
+        rule = "be (B, T, N, H), (B, S, K, H) and (B, S, K, H), N a multiple of K"
+        fail(ValueError, name, "query, key and value", rule, f"{q}, {k}, {v}", remedy)
+    if single := query.ndim == 3:  # mask, bias and lengths may have a batch axis all the same
+        query, key, value = query[None], key[None], value[None]
+    if bias is not None and (bias := _array(name, "bias", bias)).dtype != query.dtype:
+        bias = bias.astype(jnp.promote_types(query.dtype, jnp.float32))
     masks = [] if mask is None else [_array(name, "mask", mask)]
-    for lengths, positions in ((query_seq_lengths, rows), (key_value_seq_lengths, columns)):
+    rows, columns = jnp.arange(query.shape[-3])[:, None], jnp.arange(key.shape[-3])[None, :]
+    for n, lengths, positions in (
+        ("query_seq_lengths", query_seq_lengths, rows),
+        ("key_value_seq_lengths", key_value_seq_lengths, columns),
+    ):
         if lengths is not None:
-            masks.append(positions < jnp.asarray(lengths)[..., None, None, None])
+            lengths = jnp.asarray(lengths)
+            if lengths.shape != query.shape[:-3] or not jnp.issubdtype(lengths.dtype, jnp.integer):
+                got = f"shape {lengths.shape}, {lengths.dtype}"
+                fail(ValueError, name, n, f"be integers of shape {query.shape[:-3]}, one length per batch entry", got)
+            masks.append(positions < lengths[..., None, None, None])
     if masks:
         mask = masks[0]
         for other in masks[1:]:
             mask = mask & other
     window = (local_window_size,) * 2 if isinstance(local_window_size, int) else local_window_size
     given: Any = {"scale": scale, "causal": is_causal, "window": window, "offset": 0, "mask": mask, "bias": bias}
-    return attention(query, key, value, layout="BTNH", **given, **options)
+    query, key, value = (jnp.swapaxes(x, -3, -2) for x in (query, key, value))
+    out, lse = _call(name, query, key, value, given | options)
+    out = jnp.swapaxes(out, -3, -2)
+    if return_residual:
+        lse = jnp.swapaxes(lse, -2, -1).astype(key.dtype)
+    if single:
+        out, lse = out[0], lse[0]
+    return (out, lse) if want_lse or return_residual else out

@@ -10,8 +10,9 @@ import numpy as np
 
 from attngrad.core import checks
 from attngrad.core.arrays import NDArray, kind_of
-from attngrad.core.binding import bind, require_numpy
+from attngrad.core.binding import bind
 from attngrad.core.checks import check_like, fail
+from attngrad.core.conversion import read, read_like, settle
 from attngrad.core.dtypes import ACCUMULATE, KERNEL_DTYPES, SENTENCE
 from attngrad.core.spec import Spec
 
@@ -149,8 +150,7 @@ def check_call(
     inputs = {"query": query} | {name: x for name, x in (("key", key), ("value", value)) if x is not None}
     key_source = "key" if "key" in inputs else "query"
     source = {"q": "query", "k": key_source, "v": "value" if "value" in inputs else key_source}
-    require_numpy(function, **inputs)
-    inputs = {name: checks.base_array(x) for name, x in inputs.items()}
+    inputs = {name: settle(function, name, read(function, name, x), dtype) for name, x in inputs.items()}
     query = inputs["query"]
     for name, x in inputs.items():
         if x.dtype != dtype:
@@ -173,7 +173,7 @@ def check_call(
     d_head = params["w_q"].shape[1] // c.num_heads
     q = Spec((*query.shape[:-2], c.num_heads, query.shape[-2], d_head), dtype)
     k = Spec((*query.shape[:-2], c.num_kv_heads, keys, d_head), dtype)
-    operands, _, return_lse = bind(function, q, k, k, options)
+    operands, _, return_lse = bind(function, q, k, k, options, convert=True)
     if return_lse:
         fail(ValueError, function, "return_lse", "be False", "True", "Take lse from attngrad.attention.")
     return Call(inputs, source, operands.offset)
@@ -183,9 +183,8 @@ def check_input_tangents(function: str, call: Call, inputs_dot: Any) -> dict[str
     """The tangents of the inputs by name, without those that are None."""
     found = {name: t for name, t in zip(call.inputs, inputs_dot, strict=True) if t is not None}
     for name, t in found.items():
-        x = call.inputs[name]
-        require_numpy(function, **{f"{name}_dot": t})
-        found[name] = check_like(function, f"{name}_dot", checks.base_array(t), x.shape, x.dtype, name)
+        x, argument = call.inputs[name], f"{name}_dot"
+        found[name] = check_like(function, argument, read_like(function, argument, t, x.dtype), x.shape, x.dtype, name)
     return found
 
 
@@ -195,12 +194,12 @@ def check_param_tangents(function: str, params: Mapping[str, NDArray], params_do
         return {}
     if not isinstance(params_dot, Mapping):
         fail(TypeError, function, "params_dot", "be a mapping of names to arrays", kind_of(params_dot))
+    found = {}
     for name, t in params_dot.items():
         if name not in params:
             near = difflib.get_close_matches(str(name), params, n=1, cutoff=0.0)
             fail(ValueError, function, "params_dot", "name parameters", repr(name), f"Did you mean {near[0]!r}?")
         p, argument = params[name], f"params_dot[{name!r}]"
-        require_numpy(function, **{argument: t})
         wide = ACCUMULATE.get(p.dtype, p.dtype)
-        check_like(function, argument, t, p.shape, wide if t.dtype == wide else p.dtype, name)
-    return dict(params_dot)
+        found[name] = check_like(function, argument, read_like(function, argument, t, wide), p.shape, wide, name)
+    return found

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from attngrad.core.arrays import NDArray, kind_of
-from attngrad.core.binding import require_numpy
-from attngrad.core.checks import base_array, check_flag, check_like, fail
+from attngrad.core.arrays import ArrayLike, NDArray, kind_of
+from attngrad.core.checks import check_flag, check_like, fail
+from attngrad.core.conversion import read_like
 from attngrad.core.dtypes import ACCUMULATE
 from attngrad.core.files import FilePath
 from attngrad.core.operands import Gradients
@@ -164,9 +164,9 @@ class MultiHeadAttention:
 
     def __call__(
         self,
-        query: NDArray,
-        key: NDArray | None = None,
-        value: NDArray | None = None,
+        query: ArrayLike,
+        key: ArrayLike | None = None,
+        value: ArrayLike | None = None,
         **options: Unpack[OptionArguments],
     ) -> NDArray:
         """The output ``(..., T, d_model)``; key defaults to query, value to key; options are those of ``attention``.
@@ -193,14 +193,14 @@ class MultiHeadAttention:
 
     def _check_cotangent(self, function: str, name: str, dy: Any, p: Projections) -> NDArray:
         """``dy`` in the wide dtype, if it is like the output."""
-        require_numpy(function, **{name: dy})
         shape = (*p.x["query"].shape[:-1], p.w["w_o"].shape[1])
-        found: NDArray = check_like(function, name, base_array(dy), shape, self.dtype, "the output")
+        wide = read_like(function, name, dy, self.dtype)
+        found: NDArray = check_like(function, name, wide, shape, self.dtype, "the output")
         return found.astype(p.wide, copy=False)
 
     # --- reverse mode ------------------------------------------------------------------------------------------------
 
-    def backward(self, dy: NDArray) -> Any:
+    def backward(self, dy: ArrayLike) -> Any:
         """The gradient of <dy, Y> at each input that was given; those of the parameters are added to ``grads``.
 
         One array where only query was given; else a tuple, (dquery, dkey) or (dquery, dkey, dvalue). An input that
@@ -243,12 +243,12 @@ class MultiHeadAttention:
 
     def jvp(
         self,
-        inputs: tuple[NDArray, ...],
-        inputs_dot: tuple[NDArray | None, ...],
-        params_dot: Mapping[str, NDArray] | None = None,
+        inputs: tuple[ArrayLike, ...],
+        inputs_dot: tuple[ArrayLike | None, ...],
+        params_dot: Mapping[str, ArrayLike] | None = None,
         *,
-        bias_dot: NDArray | None = None,
-        sinks_dot: NDArray | None = None,
+        bias_dot: ArrayLike | None = None,
+        sinks_dot: ArrayLike | None = None,
         **options: Unpack[OptionArguments],
     ) -> tuple[NDArray, NDArray]:
         """The output and its directional derivative, ``y, y_dot``; keeps nothing for backward.
@@ -274,14 +274,14 @@ class MultiHeadAttention:
 
     def hvp(
         self,
-        inputs: tuple[NDArray, ...],
-        inputs_dot: tuple[NDArray | None, ...],
-        dy: NDArray,
-        dy_dot: NDArray | None = None,
-        params_dot: Mapping[str, NDArray] | None = None,
+        inputs: tuple[ArrayLike, ...],
+        inputs_dot: tuple[ArrayLike | None, ...],
+        dy: ArrayLike,
+        dy_dot: ArrayLike | None = None,
+        params_dot: Mapping[str, ArrayLike] | None = None,
         *,
-        bias_dot: NDArray | None = None,
-        sinks_dot: NDArray | None = None,
+        bias_dot: ArrayLike | None = None,
+        sinks_dot: ArrayLike | None = None,
         **options: Unpack[OptionArguments],
     ) -> tuple[LayerGradients, LayerGradients]:
         """The gradients of <dy, Y> and their directional derivative, ``grads, grads_dot``: second order.
@@ -322,7 +322,9 @@ class MultiHeadAttention:
         """The projections, and the tangents of inputs and parameters by name, without those that are zero."""
         for name, given in (("inputs", inputs), ("inputs_dot", inputs_dot)):
             if not isinstance(given, (tuple, list)):
-                fail(TypeError, function, name, "be a tuple, one entry an input", kind_of(given))
+                fail(
+                    TypeError, function, name, "be a tuple, one entry per input", kind_of(given), "For one input: (x,)."
+                )
             if not 1 <= len(given) <= 3 or len(given) != len(inputs):
                 rule = "have an entry for query, key (optional) and value (optional), inputs_dot as many as inputs"
                 fail(ValueError, function, name, rule, f"{len(given)} entries")
@@ -334,11 +336,11 @@ class MultiHeadAttention:
 
     def trace(
         self,
-        query: NDArray,
-        dy: NDArray | None = None,
+        query: ArrayLike,
+        dy: ArrayLike | None = None,
         *,
-        key: NDArray | None = None,
-        value: NDArray | None = None,
+        key: ArrayLike | None = None,
+        value: ArrayLike | None = None,
         tokens: Sequence[str] | None = None,
         **options: Unpack[OptionArguments],
     ) -> Trace:
@@ -360,7 +362,7 @@ class MultiHeadAttention:
         p = Projections(self.params, self._config, call, dtype=np.float64)
         if dy is not None:
             dy = self._check_cotangent(function, "dy", dy, p)
-        labels = check_tokens(function, tokens, query.shape[-2], p.x[p.source["k"]].shape[-2])
+        labels = check_tokens(function, tokens, p.x["query"].shape[-2], p.x[p.source["k"]].shape[-2])
         return trace_layer(p, dy, options, labels)
 
     # --- files and PyTorch -------------------------------------------------------------------------------------------

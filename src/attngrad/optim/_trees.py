@@ -8,8 +8,8 @@ from typing import Any
 
 from attngrad.core import checks
 from attngrad.core.arrays import NDArray, kind_of
-from attngrad.core.binding import require_numpy
 from attngrad.core.checks import check_floating, fail
+from attngrad.core.conversion import require_numpy
 
 Tree = Mapping[str, Any]
 """Names to arrays, or to such mappings."""

@@ -15,6 +15,7 @@ from attngrad.core.binding import (
     refuse_lse,
     require_cotangent,
 )
+from attngrad.core.calls import told_how
 from attngrad.core.operands import Gradients
 from attngrad.core.options import OptionArguments
 from attngrad.reference.dense import zeros_if_none
@@ -59,6 +60,7 @@ def vjp(q: Array, k: Array, v: Array, **options: Unpack[OptionArguments]) -> tup
     return ((f["out"], f["lse"]) if return_lse else f["out"]), pullback
 
 
+@told_how
 def jvp(
     primals: tuple[Array, Array, Array],
     tangents: tuple[Array | None, Array | None, Array | None],
@@ -81,6 +83,7 @@ def jvp(
     return ((f["out"], f["lse"]), (f["out_dot"], f["lse_dot"])) if return_lse else (f["out"], f["out_dot"])
 
 
+@told_how
 def hvp(
     primals: tuple[Array, Array, Array],
     tangents: tuple[Array | None, Array | None, Array | None],

@@ -1,8 +1,9 @@
 """PyTorch: attention with every derivative, on CPU tensors, by the kernels.
 
-``scaled_dot_product_attention`` has PyTorch's signature, ``attention`` ours, ``with sdpa():`` puts the first in the
-place of PyTorch's, and ``MultiheadAttention`` is a drop-in for ``torch.nn.MultiheadAttention``. docs/torch.md is the
-guide. ``audit`` is ``attngrad.audit`` for a candidate written in PyTorch.
+``scaled_dot_product_attention`` has PyTorch's signature, ``flash_attn_func`` that of flash-attn, ``attention`` ours;
+``with sdpa():`` puts the first in the place of PyTorch's, and ``MultiheadAttention`` is a drop-in for
+``torch.nn.MultiheadAttention``. docs/torch.md is the guide. ``audit`` is ``attngrad.audit`` for a candidate written in
+PyTorch.
 """
 
 from __future__ import annotations
@@ -16,16 +17,29 @@ except ImportError as error:
     raise ImportError("attngrad.torch: PyTorch is not installed. Run: pip install 'attngrad[torch]'.") from error
 
 from attngrad.torch._attention import attention, scaled_dot_product_attention, sdpa
+from attngrad.torch._flash import flash_attn_func
 from attngrad.torch._module import MultiheadAttention
 from attngrad.torch._weights import attention_weights
 
 if TYPE_CHECKING:
     from attngrad.auditor.torch_candidate import audit
 
-__all__ = ["MultiheadAttention", "attention", "attention_weights", "audit", "scaled_dot_product_attention", "sdpa"]
+__all__ = [
+    "MultiheadAttention",
+    "attention",
+    "attention_weights",
+    "audit",
+    "flash_attn_func",
+    "scaled_dot_product_attention",
+    "sdpa",
+]
 
 
 def __getattr__(name: str) -> Any:
     if name == "audit":
         return importlib.import_module("attngrad.auditor.torch_candidate").audit
     raise AttributeError(f"module 'attngrad.torch' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

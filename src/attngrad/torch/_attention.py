@@ -17,6 +17,8 @@ from attngrad.torch import _direct, _functions, _ops, _private
 from attngrad.torch._passes import NUMBERS, bind_inputs, passes_of
 from attngrad.torch._tensors import Inputs, check_tensor, wide_dtype
 
+TORCHS = functional.scaled_dot_product_attention
+"""PyTorch's own, which ``sdpa`` has not yet replaced."""
 SDPA_OPTIONS = (
     *("attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa"),
     *(name for name in OPTION_NAMES if name not in ("causal", "dropout", "scale")),
@@ -59,10 +61,11 @@ def attention(q: Tensor, k: Tensor, v: Tensor, **options: Unpack[OptionArguments
             [0.5000, 0.5000]], grad_fn=<SelectBackward0>)
     """
     reject_unknown("attention", options)
-    return _attention("attention", q, k, v, options)
+    return call("attention", q, k, v, options)
 
 
-def _attention(function: str, q: Tensor, k: Tensor, v: Tensor, options: Any) -> Any:
+def call(function: str, q: Tensor, k: Tensor, v: Tensor, options: Any) -> Any:
+    """``attention``, for the functions that put other signatures on it; ``function`` is named in errors."""
     if not torch.compiler.is_compiling():
         return _eager(function, q, k, v, options)
     if _private.transforms_active():
@@ -162,7 +165,7 @@ def scaled_dot_product_attention(
             attn_mask = attn_mask.to(query.dtype)
         given[kind] = attn_mask
     query, key, value = _broadcast(name, query, key, value, enable_gqa)
-    return _attention(name, query, key, value, given)
+    return call(name, query, key, value, given)
 
 
 def autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

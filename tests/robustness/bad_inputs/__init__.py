@@ -9,7 +9,11 @@ from bad_inputs.row import Row
 TABLE: dict[str, list[Row]] = {
     "memory": arrays.MEMORY,
     "kinds": arrays.KINDS,
+    "lists": arrays.LISTS,
+    "conversions": arrays.CONVERSIONS,
     "dtypes": arrays.DTYPES,
+    "integers": arrays.INTEGERS,
+    "narrow dtypes": arrays.NARROW,
     "options": options.OPTIONS,
     "arrays among the options": options.ARRAYS,
     "shapes": options.SHAPES,

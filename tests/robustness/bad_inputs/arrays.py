@@ -225,9 +225,6 @@ def matrix(x: NDArray) -> Any:
 
 NO_ARRAY = r"{name} must be (a plain |a )?numpy\.ndarray; got "
 KINDS = [
-    Row("a list", lambda x: x.tolist(), TypeError, NO_ARRAY + "list"),
-    Row("a tuple", lambda x: tuple(x), TypeError, NO_ARRAY + "tuple"),
-    Row("a ragged list", lambda x: [[1.0], [1.0, 2.0]], TypeError, NO_ARRAY + "list"),
     Row("a string", lambda x: "q", TypeError, NO_ARRAY + r"'q' \(str\)"),
     Row("bytes", lambda x: x.tobytes(), TypeError, NO_ARRAY + "bytes"),
     Row("None", lambda x: None, TypeError, NO_ARRAY + "None"),
@@ -259,14 +256,48 @@ KINDS = [
     Row("an object that claims to be an ndarray", impostor, TypeError, NO_ARRAY + "Mock"),
 ]  # fmt: skip
 
+# --- lists: what numpy.asarray reads, but for what it would lose or ask for -----------------------------------------------
+
+
+def of_scalars(x: Any) -> Any:
+    """Tuples of tuples of NumPy scalars."""
+    return tuple(map(of_scalars, x)) if x.ndim > 1 else tuple(x)
+
+
+def endless(x: NDArray) -> Any:
+    found: list[Any] = []
+    found += [found, found]
+    return found
+
+
+CONVERSIONS = [
+    Row("a list of Python's numbers", lambda x: x.tolist()),
+    Row("a tuple of arrays", lambda x: tuple(x)),
+    Row("tuples of NumPy scalars", of_scalars),
+    Row("a list of a tuple and an array", lambda x: [*x[:1].tolist(), *map(np.asarray, x[1:])]),
+]
+IN_A_LIST = "{name} must hold numbers; got "
+LISTS = [
+    Row("a ragged list", lambda x: [[1.0], [1.0, 2.0]], ValueError, "{name} must be a rectangular array; got a ragged list. .*pad"),
+    Row("a list of rows and numbers", lambda x: [[1.0], 2.0], ValueError, "{name} must be a rectangular array"),
+    Row("a list that holds itself", endless, ValueError, "{name} must have at most 64 axes"),
+    Row("a list of None", lambda x: [[None, 1.0]], TypeError, IN_A_LIST + "NoneType in a list"),
+    Row("a list of strings", lambda x: [["1.0"]], TypeError, IN_A_LIST + "str in a list"),
+    Row("a list of tensors", lambda x: [torch.zeros(3)], TypeError, IN_A_LIST + r"Tensor in a list\. attngrad\.torch\.attention"),
+    Row("a list of masked arrays", lambda x: [np.ma.masked_array(row) for row in x], TypeError, IN_A_LIST + "MaskedArray in a list"),
+    Row("a list of objects with __array__", lambda x: [Raising(x)], TypeError, IN_A_LIST + "Raising in a list"),
+]  # fmt: skip
+"""Of arguments that are arrays of any dtype."""
+
 # --- dtypes, of arguments that are floating ------------------------------------------------------------------------------
 
 DTYPE = r"{name} must (have|be of) (the )?dtype.*; got "
 DTYPES = [
     Row("big-endian", lambda x: x.astype(">f8"), TypeError, DTYPE + ">f8"),
     Row("booleans", lambda x: x > 0, TypeError, DTYPE + "bool"),
-    Row("int64", lambda x: x.astype(np.int64), TypeError, DTYPE + "int64"),
-    Row("uint8", lambda x: x.astype(np.int64).astype(np.uint8), TypeError, DTYPE + "uint8"),
+    Row("a list of booleans", lambda x: (x > 0).tolist(), TypeError, DTYPE + "bool"),
+    Row("a list of complex numbers", lambda x: (x * 1j).tolist(), TypeError, DTYPE + "complex128"),
+    Row("a list of integers beyond 64 bits", lambda x: np.full(x.shape, 2**70, object).tolist(), TypeError, DTYPE + "object"),
     Row("complex128", lambda x: x.astype(np.complex128), TypeError, DTYPE + "complex128"),
     Row("longdouble", lambda x: x.astype(np.longdouble), TypeError, DTYPE + str(np.dtype(np.longdouble))),
     Row("objects", lambda x: x.astype(object), TypeError, DTYPE + "object"),
@@ -279,7 +310,16 @@ DTYPES = [
     Row("timedeltas", lambda x: x.view("m8[s]"), TypeError, DTYPE + "timedelta64"),
     Row("float8", lambda x: x.astype(ml_dtypes.float8_e4m3fn), TypeError, DTYPE + "float8_e4m3fn"),
     Row("int4", lambda x: np.zeros(x.shape, ml_dtypes.int4), TypeError, DTYPE + "int4"),
+]  # fmt: skip
+INTEGERS = [
+    Row("int64", lambda x: np.rint(4 * x).astype(np.int64)),
+    Row("uint8", lambda x: np.rint(np.abs(4 * x)).astype(np.uint8)),
+    Row("big-endian int32", lambda x: np.rint(4 * x).astype(">i4")),
+    Row("a list of Python's integers", lambda x: np.rint(4 * x).astype(int).tolist()),
+]
+NARROW = [
     Row("float32 among float64", lambda x: x.astype(np.float32), TypeError, "must have.*; got float(32|64)"),
     Row("float16 among float64", lambda x: x.astype(np.float16), TypeError, "must have.*; got float(16|64)"),
     Row("bfloat16 among float64", lambda x: x.astype(ml_dtypes.bfloat16), TypeError, "must have.*; got (bfloat16|float64)"),
 ]  # fmt: skip
+"""Refused in inputs, whose gradients have their dtype; cotangents and tangents are widened."""

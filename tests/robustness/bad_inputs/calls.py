@@ -148,15 +148,15 @@ def _named(form: str, grads: Any) -> Results:
 
 
 _DOTS = ("q_dot", "k_dot", "v_dot", "bias_dot", "sinks_dot")
-_BIASED = ("q", "k", "v", "bias", "sinks")
+INPUTS = ("q", "k", "v", "bias", "sinks")
 FUNCTIONS: dict[str, tuple[Callable[..., Results], tuple[str, ...]]] = {
-    "attention": (attention, _BIASED),
-    "vjp": (vjp, (*_BIASED, "dout", "dlse")),
-    "jvp": (jvp, (*_BIASED, *_DOTS)),
-    "hvp": (hvp, (*_BIASED, *_DOTS, "dout", "dlse", "dout_dot")),
-    "jacobian": (jacobian, _BIASED),
+    "attention": (attention, INPUTS),
+    "vjp": (vjp, (*INPUTS, "dout", "dlse")),
+    "jvp": (jvp, (*INPUTS, *_DOTS)),
+    "hvp": (hvp, (*INPUTS, *_DOTS, "dout", "dlse", "dout_dot")),
+    "jacobian": (jacobian, INPUTS),
     "attention_weights": (attention_weights, ("q", "k", "bias", "sinks")),
-    "trace": (trace, (*_BIASED, "q_dot", "dout", "dlse")),
+    "trace": (trace, (*INPUTS, "q_dot", "dout", "dlse")),
 }
 """The public functions on arrays, and those of their arguments that are floating arrays."""
 

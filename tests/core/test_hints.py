@@ -1,0 +1,99 @@
+"""What a newcomer writes first, and gets wrong: the error says what to write instead."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+
+import attngrad
+from attngrad import Gradients, reference
+from attngrad.core.operands import Tangents
+
+X = np.eye(3)
+GRADS = attngrad.vjp(X, X, X)[1](X)
+
+# --- fields ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [
+        ("dq", "q"),
+        ("dK", "k"),
+        ("grad_v", "v"),
+        ("v_grad", "v"),
+        ("dbias", "bias"),
+        ("dq_dot", "q"),
+        ("sinks_dot", "sinks"),
+    ],
+)
+def test_a_gradient_by_another_name_is_told_its_field(name: str, field: str):
+    for record in (GRADS, Tangents(q=X)):
+        with pytest.raises(AttributeError, match=rf"has no field '{name}'\. Use \.{field}\. Fields are q, k, v, bias"):
+            getattr(record, name)
+
+
+def test_a_name_like_no_field_has_no_hint_but_the_fields():
+    with pytest.raises(AttributeError, match=r"^Gradients has no field 'loss'\. Fields are q, k, v, bias, sinks\.$"):
+        _ = GRADS.loss
+
+
+def test_gradients_stay_tuples_that_are_copied_and_pickled():
+    assert not hasattr(GRADS, "dq")
+    assert "dq" not in dir(GRADS)
+    assert getattr(GRADS, "dq", None) is None
+    for other in (copy.copy(GRADS), copy.deepcopy(GRADS), pickle.loads(pickle.dumps(GRADS))):  # noqa: S301
+        assert type(other) is Gradients
+        assert all(np.array_equal(a, b) for a, b in zip(other, GRADS, strict=True) if a is not None)
+
+
+# --- calls -----------------------------------------------------------------------------------------------------------
+
+JVP = r"Call jvp\(\(q, k, v\), \(q_dot, k_dot, v_dot\)\)\.$"
+HVP = r"Call hvp\(\(q, k, v\), \(q_dot, k_dot, v_dot\), dout\)\.$"
+modules = pytest.mark.parametrize("module", [attngrad, reference], ids=["kernels", "reference"])
+
+
+@modules
+@pytest.mark.parametrize(
+    "arguments", [(), (X,), (X, X), (X, X, X), (X,) * 6, ((X,) * 3, X), ((X,) * 3, X, X, X)], ids=str
+)
+def test_jvp_says_how_it_is_called(module: Any, arguments: tuple[Any, ...]):
+    with pytest.raises(TypeError, match="^jvp: .*" + JVP):
+        module.jvp(*arguments)
+
+
+@modules
+@pytest.mark.parametrize(
+    "arguments", [(), (X, X, X), (X, X, X, X), (X,) * 7, ((X,) * 3, (X,) * 3), ((X,) * 3, X, X)], ids=str
+)
+def test_hvp_says_how_it_is_called(module: Any, arguments: tuple[Any, ...]):
+    with pytest.raises(TypeError, match="^hvp: .*" + HVP):
+        module.hvp(*arguments)
+
+
+@modules
+def test_inputs_by_name_and_two_of_three_are_told_too(module: Any):
+    with pytest.raises(TypeError, match=r"^jvp: missing 2 required positional arguments.*" + JVP):
+        module.jvp(q=X, k=X, v=X)
+    with pytest.raises(ValueError, match=r"^jvp: primals must be a tuple \(q, k, v\); got 2 values\. " + JVP):
+        module.jvp((X, X), (X, X))
+
+
+@modules
+def test_an_error_of_the_arguments_themselves_is_not_taken_for_one_of_the_call(module: Any):
+    with pytest.raises(TypeError, match=r"^jvp: unknown option 'casual'\. Did you mean 'causal'\?$"):
+        module.jvp((X, X, X), (X, X, X), casual=True)
+
+
+@modules
+def test_the_signatures_are_those_that_are_written(module: Any):
+    assert [*inspect.signature(module.jvp).parameters] == ["primals", "tangents", "bias_dot", "sinks_dot", "options"]
+    assert [*inspect.signature(module.hvp).parameters][:4] == ["primals", "tangents", "dout", "dout_dot"]
+    assert module.jvp.__name__ == "jvp"
+    assert module.jvp.__module__ == ("attngrad.functional" if module is attngrad else "attngrad.reference.functions")
