@@ -13,9 +13,10 @@ author = "The attngrad authors"
 copyright = "The attngrad authors, MIT licence"  # noqa: A001
 release = version = attngrad.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_design", "mathml", "generated"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_design", "mathml", "generated"]
 myst_enable_extensions = ["amsmath", "dollarmath", "colon_fence"]
 myst_heading_anchors = 3
+nb_execution_mode = "off"  # the outputs are in the notebooks; the tests run them
 exclude_patterns = ["_ext", "_static", "figures", "studies"]
 
 html_math_renderer = "mathml"  # no script and nothing from another host: the pages work offline

@@ -28,7 +28,7 @@ CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
 )
 MISSING = "no Chromium on this machine: the site was NOT looked at. Install it: apt-get install chromium"
-NEEDED = ("sphinx", "myst_parser", "furo", "latex2mathml", "sphinx_design")
+NEEDED = ("sphinx", "myst_nb", "furo", "latex2mathml", "sphinx_design")
 
 pytestmark = [
     pytest.mark.xdist_group("site"),  # built once
