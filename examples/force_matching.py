@@ -134,13 +134,17 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--backend", help="cpu or blocked; by the device otherwise")
     arguments = parser.parse_args()
-    model, found = train(arguments.steps, arguments.seed, arguments.device)
-    for step in range(0, len(found), max(1, len(found) // 8)):
-        print(f"step {step + 1:5}   error of the forces {found[step]:.3f}")
-    fresh = Clusters(*(x.to(arguments.device) for x in sample(64)))
-    error = loss_of(model, fresh).item() ** 0.5
-    print(f"on fresh clusters: error {error:.3f}, forces {fresh.forces.square().mean().sqrt():.3f} (root mean square)")
+    with attngrad.torch.use_backend(arguments.backend):
+        model, found = train(arguments.steps, arguments.seed, arguments.device)
+        for step in range(0, len(found), max(1, len(found) // 8)):
+            print(f"step {step + 1:5}   error of the forces {found[step]:.3f}")
+        fresh = Clusters(*(x.to(arguments.device) for x in sample(64)))
+        error = loss_of(model, fresh).item() ** 0.5
+        print(
+            f"on fresh clusters: error {error:.3f}, forces {fresh.forces.square().mean().sqrt():.3f} (root mean square)"
+        )
 
 
 if __name__ == "__main__":

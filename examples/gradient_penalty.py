@@ -90,8 +90,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--backend", help="cpu or blocked; by the device otherwise")
     arguments = parser.parse_args()
-    with attngrad.torch.sdpa():
+    with attngrad.torch.use_backend(arguments.backend), attngrad.torch.sdpa():
         for penalty in (0.0, 10.0):
             found = train(penalty, arguments.steps, device=arguments.device)
             print(f"penalty {penalty:4}: mean slope {found.slope:8.3f}, real above shuffled by {found.gap:.3f}")

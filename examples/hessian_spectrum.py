@@ -123,18 +123,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--backend", help="cpu or blocked; by the device otherwise")
     arguments = parser.parse_args()
-    p = problem(8, device=arguments.device)
-    trained, _ = minimised(p)
-    for name, flat in (("at the start", p.start), ("trained", trained)):
-        found, exact = spectrum(hvp(p.loss, flat), flat), dense(p.loss, flat)
-        low, high = ends(found)
-        print(f"{len(flat)} parameters, {name}: Lanczos, then the dense Hessian")
-        print(f"  eigenvalues {low:.6f} to {high:.6f}")
-        print(f"  eigenvalues {exact[0]:.6f} to {exact[-1]:.6f}")
-    p = problem(arguments.width, device=arguments.device)
-    low, high = ends(spectrum(hvp(p.loss, p.start), p.start, probes=1))
-    print(f"{len(p.start)} parameters, at the start: Lanczos\n  eigenvalues {low:.6f} to {high:.6f}")
+    with attngrad.torch.use_backend(arguments.backend):
+        p = problem(8, device=arguments.device)
+        trained, _ = minimised(p)
+        for name, flat in (("at the start", p.start), ("trained", trained)):
+            found, exact = spectrum(hvp(p.loss, flat), flat), dense(p.loss, flat)
+            low, high = ends(found)
+            print(f"{len(flat)} parameters, {name}: Lanczos, then the dense Hessian")
+            print(f"  eigenvalues {low:.6f} to {high:.6f}")
+            print(f"  eigenvalues {exact[0]:.6f} to {exact[-1]:.6f}")
+        p = problem(arguments.width, device=arguments.device)
+        low, high = ends(spectrum(hvp(p.loss, p.start), p.start, probes=1))
+        print(f"{len(p.start)} parameters, at the start: Lanczos\n  eigenvalues {low:.6f} to {high:.6f}")
 
 
 if __name__ == "__main__":

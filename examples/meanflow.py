@@ -133,16 +133,18 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--backend", help="cpu or blocked; by the device otherwise")
     parser.add_argument("--alone", action="store_true", help="each point sees itself only")
     arguments = parser.parse_args()
-    options = {"window": (0, 0)} if arguments.alone else {}
-    model, losses = train(arguments.steps, arguments.seed, arguments.device, **options)
-    for step in range(0, len(losses), max(1, len(losses) // 8)):
-        print(f"step {step + 1:5}   median squared error {losses[step]:.3f}")
-    noise = torch.randn(500, POINTS, 2).to(arguments.device)
-    for name, points in (("noise", noise), ("data", sample(500)), ("made in one step", generate(model, noise))):
-        judged = judge(points)
-        print(f"{name:>16}: {judged.distance:.3f} from the ring, sets spread by {judged.spread:.3f}")
+    with attngrad.torch.use_backend(arguments.backend):
+        options = {"window": (0, 0)} if arguments.alone else {}
+        model, losses = train(arguments.steps, arguments.seed, arguments.device, **options)
+        for step in range(0, len(losses), max(1, len(losses) // 8)):
+            print(f"step {step + 1:5}   median squared error {losses[step]:.3f}")
+        noise = torch.randn(500, POINTS, 2).to(arguments.device)
+        for name, points in (("noise", noise), ("data", sample(500)), ("made in one step", generate(model, noise))):
+            judged = judge(points)
+            print(f"{name:>16}: {judged.distance:.3f} from the ring, sets spread by {judged.spread:.3f}")
 
 
 if __name__ == "__main__":

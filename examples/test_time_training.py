@@ -109,11 +109,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--backend", help="cpu or blocked; by the device otherwise")
     arguments = parser.parse_args()
-    losses, found = train(arguments.steps, device=arguments.device)
-    print(f"training loss: {losses[0]:.4f} at first, {losses[-1]:.4f} at last")
-    for inner, loss in found.items():
-        print(f"fresh sequences, {inner} inner steps: {loss:.4f}")
+    with attngrad.torch.use_backend(arguments.backend):
+        losses, found = train(arguments.steps, device=arguments.device)
+        print(f"training loss: {losses[0]:.4f} at first, {losses[-1]:.4f} at last")
+        for inner, loss in found.items():
+            print(f"fresh sequences, {inner} inner steps: {loss:.4f}")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from attngrad.core.options import Options
 from attngrad.core.spec import Spec
 
 _COMPUTE = {**{d.numpy: d.compute for d in TABLE}, **{getattr(torch, d.name): d.compute for d in TABLE}}
-MATRICES = {"forward": 3, "backward": 7, "forward_tangent": 8, "backward_tangent": 16}
+MATRICES = {"forward": 3, "backward": 7, "forward_tangent": 8, "backward_tangent": 12}
 """About how many matrices of queries by keys a pass has at a time."""
 
 
