@@ -18,11 +18,11 @@ test: $(TESTING) lint
 	$(BIN)/python -m pytest $(WORKERS)
 
 # Pairs of options, all instruction sets, several seeds. SINCE_TEST=1 leaves out what `make test` has run.
-test-all: $(TESTING) .venv/.test-only lint
+test-all: $(TESTING) .venv/.test-only .venv/.group-docs lint
 	$(BIN)/python -m pytest $(WORKERS) -m "$(if $(SINCE_TEST),thorough and not full,not full)"
 
 # The long runs too: 100 seeds of each right implementation, every pair of mistakes. About an hour.
-test-full: $(TESTING) .venv/.test-only lint
+test-full: $(TESTING) .venv/.test-only .venv/.group-docs lint
 	$(BIN)/python -m pytest $(WORKERS) -m ""
 
 lint: .venv/.group-test
