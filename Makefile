@@ -74,7 +74,7 @@ RACES := TSAN_OPTIONS="halt_on_error=1 exitcode=66 die_after_fork=0"
 sanitize-thread: SANITIZERS := thread
 sanitize-thread: $(TESTING)
 	mkdir -p build
-	$(CXX) -std=c++20 -O1 -g -fsanitize=thread -pthread -Icsrc -o build/pool tests/backends/native/pool.cpp csrc/runtime/thread_pool.cpp csrc/runtime/buffers.cpp
+	$(CXX) -std=c++20 -O1 -g -fsanitize=thread -pthread -Icsrc -o build/pool tests/backends/native/pool.cpp csrc/runtime/thread_pool.cpp csrc/runtime/loan.cpp csrc/runtime/buffers.cpp
 	$(RACES) build/pool
 	$(install-sanitized)
 	LD_PRELOAD="$$(gcc -print-file-name=libtsan.so)" $(RACES) OPENBLAS_NUM_THREADS=1 \

@@ -15,6 +15,26 @@ namespace attngrad {
 inline std::atomic<const Kernels*> g_kernels{nullptr};
 inline std::atomic<int> g_threads{1};
 
+// Who lends workers to the calls of this thread; and to those of every thread, where a user forces it.
+inline thread_local Loan t_loan;
+enum class Force : int { none, own, openmp };
+inline std::atomic<Force> g_force{Force::none};
+
+inline bool finalizing() {
+#if PY_VERSION_HEX >= 0x030D0000
+    return Py_IsFinalizing();
+#else
+    return _Py_IsFinalizing();
+#endif
+}
+
+inline Loan loan_of_call(int threads) {
+    const Force force = g_force;
+    if (force == Force::own || finalizing()) return {Lender::own, t_loan.threads, {}};
+    if (force == Force::openmp && t_loan.from == Lender::own) return {Lender::openmp, threads, {}};
+    return t_loan;
+}
+
 // RAII: releases the GIL. CPython ends a thread that asks for it while the interpreter shuts down, by unwinding its stack:
 // what the workers still read would go, and a destructor may not be unwound. Such a thread, which must be a daemon, sleeps
 // instead until the process ends.
@@ -49,8 +69,10 @@ template <class Work>
 void run(Work work) {
     bool cancelled = false;
     {
+        const int threads = g_threads;
+        const Loan loan = loan_of_call(threads);
         WithoutGil without;
-        ParallelCall parallel(g_threads, [&] { return without.signalled(); });
+        ParallelCall parallel(threads, [&] { return without.signalled(); }, loan);
         work(*g_kernels.load(), parallel);
         cancelled = parallel.cancelled();
     }

@@ -58,6 +58,7 @@ NB_MODULE(_native, m) {
     m.def("set_num_threads", [](int n) { g_threads = n; });
     m.def("get_num_threads", [] { return g_threads.load(); });
     bind_tools(m);
+    bind_loans(m);
     bind_by_address(m);
     bind_passes(m);
 }

@@ -9,9 +9,11 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdlib>
+#include <exception>
 #include <mutex>
 #include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace attngrad {
@@ -29,7 +31,7 @@ inline void relax() {
 using Clock = std::chrono::steady_clock;
 constexpr auto spin_time = std::chrono::microseconds(200);
 
-std::atomic<int> g_forks{0};  // of the processes that led to this one, since the module was loaded
+std::atomic<int> g_forks{0};
 
 // Workers that sleep until a call has work for them. A worker spins for a while before it sleeps, so
 // that calls in quick succession do not pay for waking it. The caller works too, and when nothing is left it closes the
@@ -46,9 +48,15 @@ public:
         return recent || spinning_.load(std::memory_order_relaxed) > 0;
     }
 
+    // Whether there are so many workers, or could be made. Under in_use.
+    bool has(int helpers) {
+        if (size_ < helpers) grow(helpers);
+        return size_ >= helpers;
+    }
+
     void run(int helpers, const std::function<void(int)>& job) {
         const int before = g_forks.load();
-        if (size_ < helpers) grow(helpers);
+        has(helpers);
         {
             std::lock_guard lock(mutex_);
             job_ = &job;
@@ -150,7 +158,21 @@ ThreadPool& pool() {
     return *g_pool;
 }
 
+// OpenMP's workers spin for milliseconds after a parallel region. Whether they do is not to be seen: they are taken to be
+// awake where this thread's last call is as recent.
+bool team_is_awake() {
+    thread_local Clock::time_point last{};
+    const auto now = Clock::now(), before = std::exchange(last, now);
+    return now - before < std::chrono::milliseconds(2);
+}
+
+std::atomic<std::int64_t> g_runs[lenders];
+
 }  // namespace
+
+int fork_count() { return g_forks.load(); }
+
+std::atomic<std::int64_t>& runs_by(Lender lender) { return g_runs[static_cast<int>(lender)]; }
 
 int default_threads() {
     if (const char* text = std::getenv("ATTNGRAD_NUM_THREADS")) {
@@ -189,7 +211,9 @@ void ParallelCall::run(std::int64_t tasks, int useful, const std::function<void(
         ranges[i].end = tasks * (i + 1) / parts;
     }
     const int before = g_forks.load();
-    bool pooled = false;
+    Lender lender = Lender::nobody;
+    std::exception_ptr thrown;
+    std::atomic<bool> threw{false};
     const std::function<void(int)> take = [&](int worker) {
         auto asked = Clock::now();
         for (int i = 0; i < parts; ++i) {  // its own range, then what is left of the others
@@ -197,22 +221,63 @@ void ParallelCall::run(std::int64_t tasks, int useful, const std::function<void(
             for (std::int64_t first; !cancelled() && (first = range.next.fetch_add(batch)) < range.end;) {
                 const std::int64_t end = std::min(first + batch, range.end);
                 for (std::int64_t task = first; task < end && !cancelled(); ++task) {
-                    work(task, worker);
+                    try {
+                        work(task, worker);
+                    } catch (...) {
+                        if (!threw.exchange(true)) thrown = std::current_exception();
+                        cancel();
+                        return;
+                    }
                     if (worker == 0 && poll_ && Clock::now() - asked > std::chrono::milliseconds(50)) {
-                        if (poll_() || (pooled && g_forks.load() != before)) cancel();
+                        if (poll_() || (lender != Lender::nobody && g_forks.load() != before)) cancel();
                         asked = Clock::now();
                     }
                 }
             }
         }
     };
-    if (n > 1) {
+    if (n > 1) lender = lender_of(loan_);
+    std::unique_lock<std::mutex> lock;
+    if (lender == Lender::own) {
         ThreadPool& shared = pool();
-        std::unique_lock lock(shared.in_use, std::try_to_lock);
-        pooled = lock.owns_lock() && (useful >= enough_to_wake || shared.awake());
-        if (pooled) return shared.run(n - 1, take);
+        lock = std::unique_lock(shared.in_use, std::try_to_lock);
+        if (!lock.owns_lock() || !(useful >= enough_to_wake || shared.awake())) lender = Lender::nobody;
+        if (lender == Lender::own) shared.run(n - 1, take);
+    } else if (lender == Lender::openmp) {
+        if (const bool awake = team_is_awake(); useful < enough_to_wake && !awake) lender = Lender::nobody;
+        if (lender == Lender::openmp) run_on_openmp(loan_.threads, n - 1, take);
+    } else if (lender == Lender::scheduler) {
+        run_on_scheduler(loan_.scheduler, n - 1, take);
     }
-    take(0);
+    if (lender == Lender::nobody) take(0);
+    runs_by(lender).fetch_add(1, std::memory_order_relaxed);
+    if (thrown) std::rethrow_exception(thrown);
+}
+
+void run_together(int count, const std::function<void(int)>& job) {
+    std::atomic<int> left{count - 1};
+    const auto counted = [&](int worker) {
+        job(worker);
+        if (worker > 0) left.fetch_sub(1, std::memory_order_release);
+    };
+    ThreadPool& shared = pool();
+    std::unique_lock lock(shared.in_use, std::try_to_lock);
+    if (lock.owns_lock() && shared.has(count - 1)) {
+        return shared.run(count - 1, [&](int worker) {
+            counted(worker);
+            // A pool does not wait for workers that are waking up: this call does.
+            for (int spins = 0; worker == 0 && left.load(std::memory_order_acquire) > 0; ++spins) {
+                if (spins < 2000) {
+                    relax();
+                } else {
+                    std::this_thread::yield();
+                }
+            }
+        });
+    }
+    std::vector<std::jthread> helpers;  // another call has the pool, and may be waiting for this thread
+    for (int worker = 1; worker < count; ++worker) helpers.emplace_back(counted, worker);
+    counted(0);
 }
 
 Tickets::Tickets(std::int64_t count) : next_(count ? new std::atomic<std::int32_t>[count] : nullptr) {

@@ -36,6 +36,7 @@ _HOME = {
     "AuditReport": "auditor.report",
     "get_num_threads": "backends.cpu.threads",
     "set_num_threads": "backends.cpu.threads",
+    "share_threads": "backends.cpu.workers",
 }
 _MODULES = ("errata", "layers", "optim", "reference", "testing")
 # Not in __all__: a star must not import a framework.
@@ -65,6 +66,7 @@ __all__ = [
     "reference",
     "segments_from_lengths",
     "set_num_threads",
+    "share_threads",
     "softmax_jacobian",
     "testing",
     "trace",
@@ -75,6 +77,7 @@ if TYPE_CHECKING:
     from attngrad import errata, layers, optim, reference, testing
     from attngrad.auditor import AuditReport, audit
     from attngrad.backends.cpu.threads import get_num_threads, set_num_threads
+    from attngrad.backends.cpu.workers import share_threads
     from attngrad.core.operands import Gradients, Operands
     from attngrad.core.options import Options
     from attngrad.explain.trace import Trace, trace

@@ -122,14 +122,13 @@ def info() -> None:
 
     import attngrad
     from attngrad import _native
-    from attngrad.backends.cpu.threads import choose_isa
-
-    choose_isa()
+    from attngrad.backends.cpu import workers  # which chooses the kernels
 
     rows = {
         "attngrad": attngrad.__version__,
         "kernels": f"{_native.isa()} (of {', '.join(_native.isa_names())})",
         "threads": attngrad.get_num_threads(),
+        "workers": workers.describe(),
         "python": platform.python_version(),
         "numpy": np.__version__,
         "ml_dtypes": ml_dtypes.__version__,

@@ -6,7 +6,7 @@ are opaque: only the backend that made them reads them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from attngrad.core.arrays import Array
@@ -68,6 +68,13 @@ class Backend(Protocol):
     @property
     def by_address(self) -> Any:
         """The first-order passes over addresses, as those of ``cpu.by_address``; None where there are none."""
+
+    @property
+    def borrow(self) -> Callable[[int], None] | None:
+        """Lets the passes of this thread use so many workers of the process's OpenMP runtime from now on; 0: none.
+
+        None where the backend has no threads of its own.
+        """
 
     def refuses(self, x: Operands, o: Options) -> str | None:
         """None; or what stands in the way of operands or options that it cannot compute, as an error says it."""

@@ -17,6 +17,7 @@ from torch.nn import Parameter
 from attngrad.core.dtypes import TABLE
 from attngrad.torch import _functions, _private
 from attngrad.torch._passes import Passes, refuse_replaced
+from attngrad.torch._threads import lent
 
 _TYPES = {getattr(torch, d.name): d.code for d in TABLE}
 COMPUTED = {d.code: d.compute for d in TABLE}
@@ -58,7 +59,8 @@ def attention(passes: Passes, number: int, q: Tensor, k: Tensor, v: Tensor, want
         results = (out, q.new_empty(rows, dtype=torch.float32 if number > 1 else None))
     recorded = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     addresses = (out.data_ptr(), results[1].data_ptr() if want_lse else 0)
-    saved = passes.by_address.forward(number, q, k, v, passes.fields, *addresses, recorded)
+    run = passes.by_address.forward
+    saved = lent(passes.backend, run, number, q, k, v, passes.fields, *addresses, recorded)
     if saved is False:
         return None
     if saved:
@@ -79,7 +81,7 @@ def backward(
     addresses = (0 if dlse is None else dlse.data_ptr(), dq.data_ptr(), dk.data_ptr(), dv.data_ptr())
     same = q.dtype is k.dtype is v.dtype and _TYPES.get(q.dtype) == kept.type
     run, fields = kept.passes.by_address.backward, kept.passes.fields
-    if not same or not run(kept.saved, kept.type, q, k, v, fields, dout, *addresses):
+    if not same or not lent(kept.passes.backend, run, kept.saved, kept.type, q, k, v, fields, dout, *addresses):
         refuse_replaced()
     return dq, dk, dv
 

@@ -25,6 +25,7 @@ from attngrad.core.options import ARRAYS, OPTIONS, STATIC, Kind, Options
 from attngrad.core.spec import Spec
 from attngrad.torch._choice import choose, forced
 from attngrad.torch._tensors import Inputs, check_tensor, numpy_dtype, to_array, to_tensor
+from attngrad.torch._threads import lent
 
 Tensors = Sequence[Tensor | None]
 _FUNCTION = "attention"
@@ -192,28 +193,29 @@ class Passes(NamedTuple):
 
     def forward(self, x: Inputs, save: bool = True) -> tuple[Tensor, ...]:
         """``out, lse``, and the residuals; checks what it is given."""
-        out, lse, residuals = self.backend.forward(*self.checked(x), save=save)
+        out, lse, residuals = lent(self.backend, self.backend.forward, *self.checked(x), save=save)
         return tuple(map(to_tensor, (out, lse, *residuals)))
 
     def backward(self, x: Inputs, residuals: Sequence[Tensor], dout: Any, dlse: Any) -> tuple[Tensor, ...]:
         """The gradients of the inputs that are given, of <dout, out> + <dlse, lse>."""
         operands, o = self.checked(x)  # again: .data of an input may have been replaced since
-        kept = [self.taken(y) for y in residuals] or self.backend.forward(operands, o)[2]
+        kept = [self.taken(y) for y in residuals] or lent(self.backend, self.backend.forward, operands, o)[2]
         if kept[0].shape != self.backend.residual_specs(operands, o)[0].shape:
             refuse_replaced()
-        return given(self.backend.backward(operands, o, kept, self.taken(dout), self.taken(dlse)))
+        arguments = (operands, o, kept, self.taken(dout), self.taken(dlse))
+        return given(lent(self.backend, self.backend.backward, *arguments))
 
     def forward_tangent(self, x: Inputs, t: Tensors) -> tuple[Tensor, Tensor]:
         """``out_dot, lse_dot``."""
-        _, _, out_dot, lse_dot = self.backend.forward_tangent(*self.operands(x), Tangents(*map(self.taken, t)))
+        arguments = (*self.operands(x), Tangents(*map(self.taken, t)))
+        _, _, out_dot, lse_dot = lent(self.backend, self.backend.forward_tangent, *arguments)
         return to_tensor(out_dot), to_tensor(lse_dot)
 
     def backward_tangent(self, x: Inputs, t: Tensors, cotangents: Tensors) -> tuple[Tensor, ...]:
         """The gradients, then their tangents."""
         dout, dlse, dout_dot, dlse_dot = map(self.taken, cotangents)
-        found = self.backend.backward_tangent(
-            *self.operands(x), Tangents(*map(self.taken, t)), dout, dout_dot, dlse, dlse_dot
-        )
+        arguments = (*self.operands(x), Tangents(*map(self.taken, t)), dout, dout_dot, dlse, dlse_dot)
+        found = lent(self.backend, self.backend.backward_tangent, *arguments)
         return *given(found.grads), *given(found.grads_dot)
 
 
@@ -238,7 +240,7 @@ class KeptArrays(NamedTuple):
     def forward(cls, passes: Passes, x: Inputs) -> tuple[KeptArrays, tuple[Tensor, Tensor]]:
         """It, and ``out, lse``; checks what it is given."""
         operands, o = passes.checked(x)
-        out, lse, saved = passes.backend.forward(operands, o)
+        out, lse, saved = lent(passes.backend, passes.backend.forward, operands, o)
         return cls(passes, operands, o, saved), (to_tensor(out), to_tensor(lse))
 
     def residuals(self) -> tuple[Tensor, ...]:
@@ -249,5 +251,6 @@ class KeptArrays(NamedTuple):
         """The differentiable inputs' gradients, None for one that is not given or not ``wanted``."""
         names = tuple(compress(DIFFERENTIABLE, wanted))
         arrays = (self.operands, self.options, self.saved, to_array(dout), to_array(dlse))
-        grads = self.passes.backend.backward(*arrays, wanted=names)
+        backend = self.passes.backend
+        grads = lent(backend, backend.backward, *arrays, wanted=names)
         return tuple(None if g is None else to_tensor(g) for g in grads)

@@ -19,6 +19,7 @@ __all__ = [
     "backward",
     "backward_parts",
     "backward_tangent",
+    "borrow",
     "by_address",
     "forward",
     "forward_parts",
@@ -30,7 +31,7 @@ __all__ = [
 
 NAME = "blocked"
 LIBRARY = "torch"
-by_address = None
+by_address = borrow = None
 
 
 def forward_parts(*args: Any) -> NoReturn:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from attngrad._native import borrow
 from attngrad.backends.cpu import by_address
 from attngrad.backends.cpu.parts import backward_parts, forward_parts, tangent_parts
 from attngrad.backends.cpu.passes import (
@@ -13,6 +14,7 @@ from attngrad.backends.cpu.passes import (
     residual_specs,
 )
 from attngrad.backends.cpu.threads import choose_isa
+from attngrad.backends.cpu.workers import choose_workers
 from attngrad.backends.merge import refuses
 
 __all__ = [
@@ -21,6 +23,7 @@ __all__ = [
     "backward",
     "backward_parts",
     "backward_tangent",
+    "borrow",
     "by_address",
     "forward",
     "forward_parts",
@@ -35,3 +38,4 @@ NAME = "cpu"
 LIBRARY = "numpy"
 
 choose_isa()
+choose_workers()

@@ -24,6 +24,7 @@ __all__ = [
     "backward",
     "backward_parts",
     "backward_tangent",
+    "borrow",
     "by_address",
     "forward",
     "forward_parts",
@@ -38,7 +39,7 @@ __all__ = [
 
 NAME = "reference"
 LIBRARY = "numpy"
-by_address = None
+by_address = borrow = None
 
 
 @quiet
