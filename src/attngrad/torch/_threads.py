@@ -5,14 +5,13 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from attngrad.backends.cpu.workers import use_openmp
 from attngrad.backends.protocol import Backend
 
-P = ParamSpec("P")
 R = TypeVar("R")
 
 
@@ -29,11 +28,11 @@ def _libraries() -> Iterator[ctypes.CDLL]:
             yield ctypes.CDLL(str(path))
 
 
-if torch.backends.openmp.is_available():
+if torch.backends.openmp.is_available():  # type: ignore[no-untyped-call]
     use_openmp(_libraries())
 
 
-def lent(backend: Backend, run: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+def lent(backend: Backend, run: Callable[..., R], *args: Any, **kwargs: Any) -> R:
     """``run`` with PyTorch's workers, as many as PyTorch uses: the kernels use as many of them as they may use threads.
 
     They are asked on the main thread alone, which PyTorch computes on: each thread has workers of its own.

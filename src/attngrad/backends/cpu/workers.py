@@ -7,6 +7,7 @@ for the cores; so the kernels borrow them. Who runs a task changes no bit of the
 from __future__ import annotations
 
 import ctypes
+import importlib
 import os
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -81,8 +82,8 @@ def choose_workers() -> None:
             use_openmp(_loaded())
             if _runtime is None:
                 raise ImportError(
-                    f"attngrad: {VARIABLE}=openmp needs an OpenMP runtime; got a process without one, and a system without "
-                    "libgomp.so.1. Import torch first, or install libgomp."
+                    f"attngrad: {VARIABLE}=openmp needs an OpenMP runtime; got a process without one, and a system "
+                    "without libgomp.so.1. Import torch first, or install libgomp."
                 )
         _native.force_workers(name)
     if os.environ.get(SHARE, "0") not in ("", "0"):
@@ -127,13 +128,13 @@ def share_threads(on: bool = True) -> None:
 
 def _set_callback() -> Any:
     """``openblas_set_threads_callback_function`` of the OpenBLAS that NumPy computes with."""
-    library = ctypes.CDLL(np._core._multiarray_umath.__file__)
+    library = ctypes.CDLL(importlib.import_module("numpy._core._multiarray_umath").__file__)
     for prefix, suffix in (("scipy_", "64_"), ("scipy_", ""), ("", "64_"), ("", "")):
         function = getattr(library, f"{prefix}openblas_set_threads_callback_function{suffix}", None)
         if function is not None:
             function.argtypes, function.restype = [ctypes.c_void_p], None
             return function
-    blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]  # type: ignore[call-overload, index]
+    blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
     raise RuntimeError(
         "share_threads: NumPy must compute with OpenBLAS 0.3.27 or newer, which takes workers from others; got "
         f"{blas.get('name')} {blas.get('version')}. NumPy's wheels from PyPI have it."
