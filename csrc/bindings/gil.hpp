@@ -30,8 +30,8 @@ inline bool finalizing() {
 
 inline Loan loan_of_call(int threads) {
     const Force force = g_force;
-    if (force == Force::own || finalizing()) return {Lender::own, t_loan.threads, {}};
-    if (force == Force::openmp && t_loan.from == Lender::own) return {Lender::openmp, threads, {}};
+    if (force == Force::own || finalizing()) return {Lender::own, t_loan.threads};
+    if (force == Force::openmp && t_loan.from == Lender::own) return {Lender::openmp, threads};
     return t_loan;
 }
 

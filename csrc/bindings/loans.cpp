@@ -35,47 +35,12 @@ void force_workers(const std::string& name) {
     }
 }
 
-// XLA_FFI_ThreadPool_Schedule and its context, as xla/ffi/api/c_api.h has them.
-struct Xla {
-    struct Arguments {
-        std::size_t size = sizeof(Arguments);
-        void* extension = nullptr;
-        void* context;
-        void (*task)(void*);
-        void* data;
-    };
-    void* (*schedule)(Arguments*) = nullptr;
-    void* context = nullptr;
-    void (*destroy)(void*) = nullptr;  // of an error
-
-    static bool on(void* self, void (*task)(void*), void* data) {
-        const Xla& xla = *static_cast<Xla*>(self);
-        Arguments arguments{.context = xla.context, .task = task, .data = data};
-        void* error = xla.schedule(&arguments);
-        if (!error) return true;
-        struct {
-            std::size_t size = 3 * sizeof(void*);
-            void* extension = nullptr;
-            void* error;
-        } destroyed{.error = error};
-        xla.destroy(&destroyed);
-        return false;
-    }
-};
-thread_local Xla t_xla;
-
 // The passes of this thread may use so many workers of the OpenMP runtime, the thread itself among them; 0: none of them.
-void borrow(int threads) { t_loan = threads > 0 ? Loan{Lender::openmp, threads, {}} : Loan{}; }
-
-// Likewise of XLA's pool, for as long as the handler runs whose context this is; 0: none.
-void borrow_xla(int threads, std::uintptr_t schedule, std::uintptr_t context, std::uintptr_t destroy) {
-    t_xla = {at<void*(Xla::Arguments*)>(schedule), at<void>(context), at<void(void*)>(destroy)};
-    t_loan = threads > 0 ? Loan{Lender::scheduler, threads, {&Xla::on, &t_xla}} : Loan{};
-}
+void borrow(int threads) { t_loan = threads > 0 ? Loan{Lender::openmp, threads} : Loan{}; }
 
 nb::dict worker_runs() {
     nb::dict runs;
-    constexpr const char* names[lenders] = {"alone", "own", "openmp", "xla"};
+    constexpr const char* names[lenders] = {"alone", "own", "openmp"};
     for (int i = 0; i < lenders; ++i) runs[names[i]] = runs_by(static_cast<Lender>(i)).load();
     return runs;
 }
@@ -91,7 +56,6 @@ void bind_loans(nb::module_& m) {
     m.def("set_openmp", &set_openmp_at, nb::arg("parallel"), nb::arg("fork_call"), nb::arg("in_parallel"));
     m.def("force_workers", &force_workers, nb::arg("name"));
     m.def("borrow", &borrow, nb::arg("threads"));
-    m.def("borrow_xla", &borrow_xla, nb::arg("threads"), nb::arg("schedule"), nb::arg("context"), nb::arg("destroy"));
     m.def("worker_runs", &worker_runs);
     m.def("blas_callback", [] { return reinterpret_cast<std::uintptr_t>(&run_blas); });
 }

@@ -5,8 +5,6 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <memory>
-#include <thread>
 
 #include "runtime/thread_pool.hpp"
 
@@ -54,31 +52,6 @@ struct Region {
     static void of_kmpc(std::int32_t*, std::int32_t*, void* region) { of_gomp(region); }
 };
 
-// What scheduled tasks and the caller share. A task that comes when the caller has closed it finds nothing to do.
-struct Shared {
-    const std::function<void(int)>* job;
-    std::atomic<int> next{1};
-    std::atomic<unsigned> inside{0};
-    static constexpr unsigned closed = 1u << 31;
-
-    bool join() {
-        for (unsigned seen = inside.load(std::memory_order_relaxed); !(seen & closed);)
-            if (inside.compare_exchange_weak(seen, seen + 1, std::memory_order_acquire, std::memory_order_relaxed)) return true;
-        return false;
-    }
-    void close() {
-        inside.fetch_or(closed, std::memory_order_acq_rel);
-        for (int spins = 0; inside.load(std::memory_order_acquire) != closed; ++spins)
-            if (spins > 2000) std::this_thread::yield();
-    }
-    static void task(void* data) {
-        const std::unique_ptr<std::shared_ptr<Shared>> shared(static_cast<std::shared_ptr<Shared>*>(data));
-        if (!(*shared)->join()) return;
-        (*(*shared)->job)((*shared)->next.fetch_add(1, std::memory_order_relaxed));
-        (*shared)->inside.fetch_sub(1, std::memory_order_release);
-    }
-};
-
 }  // namespace
 
 void set_openmp(const OpenMp& runtime) { g_openmp = runtime; }
@@ -107,19 +80,6 @@ void run_on_openmp(int team, int helpers, const std::function<void(int)>& job) {
         g_openmp.fork_call(&location, 1, task, &region);
     }
     (void)region.done.load(std::memory_order_acquire);
-}
-
-void run_on_scheduler(const Scheduler& scheduler, int helpers, const std::function<void(int)>& job) {
-    const auto shared = std::make_shared<Shared>();
-    shared->job = &job;
-    for (int i = 0; i < helpers; ++i) {
-        auto* data = new std::shared_ptr<Shared>(shared);
-        if (scheduler.schedule(scheduler.context, &Shared::task, data)) continue;
-        delete data;
-        break;
-    }
-    job(0);
-    shared->close();
 }
 
 }  // namespace attngrad

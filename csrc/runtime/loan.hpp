@@ -1,5 +1,5 @@
-// Workers that the process already has, lent to the calls of one thread: those of an OpenMP runtime, or of XLA's thread
-// pool. A framework's workers spin for milliseconds after its own work; a second pool would fight them for the cores.
+// Workers that the process already has, lent to the calls of one thread: those of an OpenMP runtime. A framework's workers
+// spin for milliseconds after its own work; a second pool would fight them for the cores.
 #pragma once
 
 #include <cstdint>
@@ -15,20 +15,13 @@ struct OpenMp {
     int (*in_parallel)() = nullptr;
 };
 
-// A thread pool that takes tasks: false where it takes none. The task may run late, or on the calling thread at once.
-struct Scheduler {
-    bool (*schedule)(void* context, void (*task)(void*), void* data) = nullptr;
-    void* context = nullptr;
-};
-
 // Who runs the tasks of a call beside its own thread.
-enum class Lender : std::uint8_t { nobody, own, openmp, scheduler };
-constexpr int lenders = 4;
+enum class Lender : std::uint8_t { nobody, own, openmp };
+constexpr int lenders = 3;
 
 struct Loan {
     Lender from = Lender::own;
     int threads = 0;  // at most, the caller's among them: as many as the lender has; 0: no limit
-    Scheduler scheduler;
 };
 
 void set_openmp(const OpenMp& runtime);  // before any call borrows from it
@@ -39,6 +32,5 @@ Lender lender_of(const Loan& loan);
 // job(0) on this thread and job(1), job(2), ... to at most `helpers`, on as many others as come; returns when all have
 // returned. OpenMP is asked for all of its `team`: a smaller one would end the other threads of the team.
 void run_on_openmp(int team, int helpers, const std::function<void(int)>& job);
-void run_on_scheduler(const Scheduler& scheduler, int helpers, const std::function<void(int)>& job);
 
 }  // namespace attngrad

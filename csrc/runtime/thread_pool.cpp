@@ -246,8 +246,6 @@ void ParallelCall::run(std::int64_t tasks, int useful, const std::function<void(
     } else if (lender == Lender::openmp) {
         if (const bool awake = team_is_awake(); useful < enough_to_wake && !awake) lender = Lender::nobody;
         if (lender == Lender::openmp) run_on_openmp(loan_.threads, n - 1, take);
-    } else if (lender == Lender::scheduler) {
-        run_on_scheduler(loan_.scheduler, n - 1, take);
     }
     if (lender == Lender::nobody) take(0);
     runs_by(lender).fetch_add(1, std::memory_order_relaxed);

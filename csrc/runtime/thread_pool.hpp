@@ -26,7 +26,9 @@ public:
     // `poll` is called on the calling thread every now and then; it returns true to cancel. Where it forks, the call is
     // cancelled in the child, which has no workers.
     ParallelCall(int threads, std::function<bool()> poll, const Loan& loan = {})
-        : threads_(loan.threads ? std::min(threads, loan.threads) : threads), poll_(std::move(poll)), loan_(loan) {}
+        : threads_(loan.threads ? std::min(threads, loan.threads) : threads),
+          poll_(std::move(poll)),
+          loan_(loan) {}
 
     // Run work(task, worker) for every task, on up to `threads` workers numbered from 0. Tasks start in order: when a
     // task starts, all before it have started. So a task may wait for an earlier one.
