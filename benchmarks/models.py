@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -103,7 +104,7 @@ def of_transformers(name: str, b: int, t: int, config: Callable[[], Any], causal
             import attngrad.transformers  # noqa: F401 - registers the name
             from transformers import AutoModel
 
-            self.model = AutoModel.from_config(found, attn_implementation=implementation).eval()
+            self.model = AutoModel.from_config(deepcopy(found), attn_implementation=implementation).eval()
 
         def forward(self, ids: Tensor) -> Tensor:
             y: Tensor = self.model(input_ids=ids, use_cache=False)[0]

@@ -158,12 +158,12 @@ ThreadPool& pool() {
     return *g_pool;
 }
 
-// OpenMP's workers spin for milliseconds after a parallel region. Whether they do is not to be seen: they are taken to be
-// awake where this thread's last call is as recent.
+// OpenMP's workers spin for some 5 ms after a parallel region. Whether they do is not to be seen: they are taken to be awake
+// where this thread's last call is as recent.
 bool team_is_awake() {
     thread_local Clock::time_point last{};
     const auto now = Clock::now(), before = std::exchange(last, now);
-    return now - before < std::chrono::milliseconds(2);
+    return now - before < std::chrono::milliseconds(5);
 }
 
 std::atomic<std::int64_t> g_runs[lenders];
