@@ -53,8 +53,10 @@ class Terminal(code.InteractiveConsole):
     def write(self, data):
         self.complaints += data
 
-    def showtraceback(self):
+    def showtraceback(self, *_):
         self.write(traceback.format_exc())  # whatever hook another library has set
+
+    showsyntaxerror = showtraceback
 
 
 def pasted(text, capsys):
