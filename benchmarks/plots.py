@@ -178,7 +178,7 @@ def _below(rows: Sequence[Row], row: Row) -> float:
 
 
 def _places(rows: Sequence[Row]) -> dict[tuple[str, str], float]:
-    """Where on the y axis each case stands: one line a case, a gap with a heading before each group."""
+    """Where on the y axis each case stands: one line per case, a gap with a heading before each group."""
     places: dict[tuple[str, str], float] = {}
     line, group = -1.0, None
     for row in rows:

@@ -1,8 +1,8 @@
 """Whether a peer survives a dtype on this machine, tried in a process of its own.
 
-Some virtual machines announce AMX and do not describe its tiles (CPUID leaf 0x1D is empty): torch then dies of SIGILL
-in its first bfloat16 product, and would take the benchmark along. So 16-bit dtypes are tried first; where torch dies,
-without AMX; where it still dies, its rows are left out. Either way the report says so.
+Some virtual machines announce AMX and do not describe its tiles (CPUID leaf 0x1D is empty): torch then crashes (SIGILL)
+in its first bfloat16 product, and would take the benchmark along. So 16-bit dtypes are tried first; where torch
+crashes, without AMX; where it still crashes, its rows are left out. Either way the report says so.
 """
 
 from __future__ import annotations

@@ -113,7 +113,10 @@ class OptionTable(SphinxDirective):
             gradient = " Has a gradient." if row and row.differentiable and "gradient" not in meaning else ""
             shown = f"[`{name}`](options.md#{SECTIONS[name]})" if name in SECTIONS else f"[`{name}`](options.md)"
             text.append(f"| {shown} | {kind} | {default} | {meaning}{gradient} |")
-        return self.parse_text_to_nodes("\n".join(text))
+        found = self.parse_text_to_nodes("\n".join(text))
+        for table in (table for node in found for table in node.findall(nodes.table)):
+            table["classes"].append("options")
+        return found
 
 
 def plain(hint: Any) -> str:
@@ -184,7 +187,8 @@ class WorkedPage(SphinxDirective):
             alt = "A backward pass, every matrix and the sum behind one number"
             found += [
                 nodes.raw("", f'<a class="worked-picture" href="{page}">', format="html"),
-                nodes.image(uri="explain/page.png", alt=alt),
+                nodes.image(uri="explain/page.png", alt=alt, classes=["on-paper"]),
+                nodes.image(uri="explain/phone.png", alt=alt, classes=["on-phones"]),
                 nodes.raw("", "</a>", format="html"),
             ]
         link = f'<p><a href="{page}">Open it on a page of its own</a>.</p>'

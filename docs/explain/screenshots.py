@@ -23,8 +23,8 @@ SHOTS = {  # name: width, height, theme, link
 }
 
 
-def main() -> None:
-    """Write one small PNG a shot."""
+def main(target: Path = HERE) -> None:
+    """Write one small PNG per shot."""
     arrays, tokens = examples.make(None, None, None, 0)
     dout = np.random.default_rng([0, 1]).standard_normal(arrays["q"].shape)
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
@@ -37,7 +37,7 @@ def main() -> None:
             tab.goto(page.as_uri() + link)
             image = Image.open(io.BytesIO(tab.screenshot()))
             small = image.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
-            small.save(HERE / f"{name}.png", optimize=True)
+            small.save(target / f"{name}.png", optimize=True)
         browser.close()
 
 

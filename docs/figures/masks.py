@@ -31,7 +31,7 @@ def seen(queries: int, keys: int, options: dict[str, Any]) -> np.ndarray:
 
 
 def draw(path: Path) -> None:
-    """One panel an option."""
+    """One panel per option."""
     import matplotlib
 
     matplotlib.use("Agg")

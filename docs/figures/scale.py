@@ -14,6 +14,7 @@ Run it: ``python -m docs.figures.scale`` prints the table and draws docs/figures
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -82,6 +83,7 @@ def draw(found: dict[int, tuple[Measured, Measured]], path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
+    sys.path.insert(0, str(Path(__file__).parents[2]))
     from benchmarks.plots import INK, RULES
 
     panels: list[tuple[str, str, bool]] = [

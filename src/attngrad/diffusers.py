@@ -32,6 +32,10 @@ from attngrad.torch._attention import TORCHS, scaled_dot_product_attention
 __all__ = ["disable", "enable"]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 class _Route(TorchFunctionMode):
     """In this thread, calls of PyTorch's attention are calls of ours."""
 

@@ -29,6 +29,11 @@ from attngrad.torch._weights import attention_weights
 
 __all__ = ["attention_forward", "register"]
 
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 _NAME = "attngrad.transformers"
 
 _UNSERVED = {

@@ -12,7 +12,7 @@ import attngrad
 from attngrad import MultiHeadAttention, reference
 
 modules = pytest.mark.parametrize("module", [attngrad, reference], ids=["kernels", "reference"])
-SWAP = r"fit as \(batch, tokens, heads, features\): if q is that, pass numpy\.swapaxes\(q, -3, -2\)"
+SWAP = r"fit as \(batch, tokens, heads, features\): if q is that, pass q\.swapaxes\(-3, -2\)"
 BATCH = r"A q of 3 axes is \(heads, tokens, features\): if it is \(batch, tokens, features\), pass q\[:, None\]"
 
 

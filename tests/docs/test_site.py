@@ -59,6 +59,12 @@ FLOATING = """() => [...document.querySelectorAll('msup')].filter(e => {
 }).map(e => e.textContent)"""
 
 
+# Of each picture: its name, how wide it is shown, and how wide it was drawn.
+PICTURES = """() => [...document.querySelectorAll('article img')].filter(e => e.checkVisibility()).map(
+  e => [e.src.slice(0, 80), e.getBoundingClientRect().width, e.naturalWidth])"""
+RECIPES = sorted(path.stem for path in (DOCS / "notebooks").glob("*.ipynb"))
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
@@ -217,5 +223,34 @@ def test_the_worked_page_shows_forward_and_backward_in_its_frame(site, browser):
         assert box["y"] + box["height"] <= visible["y"] + visible["height"], name
     tab.set_viewport_size({"width": 375, "height": 900})
     assert not tab.locator(".worked").is_visible()
-    assert tab.locator(".worked-picture img").is_visible()
+    assert tab.locator(".worked-picture img.on-phones").is_visible()
+    assert not tab.locator(".worked-picture img.on-paper").is_visible()
+    tab.close()
+
+
+@pytest.mark.thorough
+def test_pictures_keep_their_labels_legible_on_a_phone(site, browser):
+    """They scroll, or are at least half as wide as they are drawn: labels of 10 px in a plot stay above 4."""
+    tab = browser.new_page(offline=True, viewport={"width": 375, "height": 900})
+    seen = 0
+    for page in ("index", "benchmarks", "meaning", "options", "explain", *(f"notebooks/{name}" for name in RECIPES)):
+        tab.goto((site / f"{page}.html").as_uri())
+        for name, shown, drawn in tab.evaluate(PICTURES):
+            seen += 1
+            assert shown >= min(0.5 * drawn, 600), f"{page}: {name} is {shown} px wide of {drawn}"
+    assert seen > 12
+    tab.close()
+
+
+@pytest.mark.thorough
+def test_on_paper_nothing_is_cut_and_nothing_of_the_screen_is_left(site, browser):
+    tab = browser.new_page(offline=True, viewport={"width": 718, "height": 1000})  # A4 less its margins, at 96 dpi
+    tab.emulate_media(media="print")
+    wrong = []
+    for page in ("index", "api", "errata", "benchmarks", "compared", "derivation", "notebooks/force_matching"):
+        tab.goto((site / f"{page}.html").as_uri())
+        wrong += [f"{page}: {what}" for what in tab.evaluate(OVERFLOWING)]
+        for left in (".skip-to-content", ".worked", ".on-phones", ".mobile-header"):
+            wrong += [f"{page}: {left}"] * sum(e.is_visible() for e in tab.locator(left).all())
+    assert wrong == []
     tab.close()

@@ -389,7 +389,7 @@ def test_saved_tensor_hooks_see_all_that_is_saved():
     seen = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: seen.append(x.shape) or x, lambda x: x):
         out = bridge.attention(q, q, q)
-    assert len(seen) == 6  # q, k, v, out and two numbers a row
+    assert len(seen) == 6  # q, k, v, out and two numbers per row
     assert not hasattr(out.grad_fn, "kept")
 
 

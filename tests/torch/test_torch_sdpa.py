@@ -56,10 +56,19 @@ def test_the_signature_is_pytorchs_as_documented():
             function(q, q, q, None, 0.0, True, 0.5)
 
 
+def test_tokens_before_heads_are_noted():
+    q, k = draw(2, 10, 4, 8), draw(2, 7, 4, 8)
+    with pytest.raises(ValueError, match=r"fit as \(batch, tokens, heads, features\): .* pass q\.swapaxes\(-3, -2\)"):
+        bridge.scaled_dot_product_attention(q, k, k)
+    assert bridge.scaled_dot_product_attention(*(x.swapaxes(-3, -2) for x in (q, k, k))).shape == (2, 4, 10, 8)
+
+
 def test_dir_shows_the_public_names_alone():
-    assert dir(bridge) == sorted(bridge.__all__)
+    for name in ("torch", "distributed", "transformers", "diffusers"):
+        module = getattr(attngrad, name)
+        assert dir(module) == sorted(module.__all__), name
+        assert all(getattr(module, public) for public in dir(module))
     assert "audit" in dir(bridge)
-    assert all(getattr(bridge, name) for name in dir(bridge))
 
 
 # --- PyTorch's own samples ------------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ def note(q: Shape, k: Shape, v: Shape) -> str:
     if len(q) < 3 or misfit(*shapes) is not None:
         return ""
     axes = f"({'batch, ' if len(q) == 4 else '..., ' if len(q) > 4 else ''}tokens, heads, features)"
-    return f" The shapes fit as {axes}: if q is that, pass numpy.swapaxes(q, -3, -2), and k and v likewise."
+    return f" The shapes fit as {axes}: if q is that, pass q.swapaxes(-3, -2), and k and v likewise."
 
 
 def array_note(name: str, shape: Shape, target: Shape, x: Any) -> str:

@@ -150,7 +150,7 @@ def sinks(function: str, value: Any, x: Any) -> Array:
     """One logit per query head."""
     _additive(function, "sinks", value, x.q)
     if tuple(value.shape) != (x.heads,):
-        fail(ValueError, function, "sinks", f"have shape ({x.heads},), one logit a query head", shape_of(value))
+        fail(ValueError, function, "sinks", f"have shape ({x.heads},), one logit per query head", shape_of(value))
     return value
 
 
@@ -177,6 +177,6 @@ def segments(function: str, value: Any, x: Any) -> tuple[Array, Array]:
         if not is_integer(ids):
             fail(TypeError, function, name, "have an integer dtype", ids.dtype)
         if len(ids.shape) == 0 or ids.shape[-1] != tokens:
-            fail(ValueError, function, name, f"have {tokens} ids along axis -1, one a token", shape_of(ids))
+            fail(ValueError, function, name, f"have {tokens} ids along axis -1, one per token", shape_of(ids))
         check_broadcast(function, name, ids, (*leading, tokens), "(leading axes, tokens)", x)
     return value[0], value[1]

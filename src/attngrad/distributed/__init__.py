@@ -17,3 +17,7 @@ from attngrad.distributed._shard import shard, unshard
 from attngrad.distributed._transport import RingError
 
 __all__ = ["Plan", "RingError", "plan", "ring_attention", "shard", "unshard"]
+
+
+def __dir__() -> list[str]:
+    return __all__

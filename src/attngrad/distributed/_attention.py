@@ -316,9 +316,9 @@ def _settle(local: _Local, records: list[Record], ring: Ring) -> RingPasses:
                 fail(ValueError, NAME, name, f"broadcast to {what} = {scores}", f"shape {tuple(shape)}")
         for name, shape in r["ids"].items():
             if name.startswith("k_") and shape[-1] not in (keys.lengths[rank], keys.total):
-                rule = f"have {keys.total} ids along axis -1, one a token"
+                rule = f"have {keys.total} ids along axis -1, one per token"
                 if len(records) > 1:
-                    rule += f", or {keys.lengths[rank]}, one a key of rank {rank}"
+                    rule += f", or {keys.lengths[rank]}, one per key of rank {rank}"
                 fail(ValueError, NAME, name, rule, f"shape {tuple(shape)}")
     arrays = unflatten(local.x._asdict())
     constants: dict[str, Any] = {}

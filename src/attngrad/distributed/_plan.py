@@ -69,7 +69,7 @@ def plan(
         time of a step = max(2 (D + D) B H (n / ranks)^2 / flops, bytes / bandwidth)    backward: 2.5 times the FLOPs
         memory         = 8 tensors of a shard + 5 pairs of them / pieces + a tile      pieces: 8, of 2048 tokens or more
 
-    ``bandwidth`` is what a rank sends in bytes a second while it receives as much; ``flops`` what its kernels reach
+    ``bandwidth`` is what a rank sends in bytes per second while it receives as much; ``flops`` what its kernels reach
     (the benchmark measures it). ``itemsize`` is 2 for 16-bit inputs, whose sums are float32. ``causal`` halves the
     arithmetic, which zigzag deals out evenly. Latency, and work in steps that one neighbour waits for, are not counted.
 

@@ -29,7 +29,7 @@ def shard(
     """The tokens of this rank, along ``dim`` of the whole ``x``; a copy, through which gradients flow.
 
     ``dim`` is -2 for q, k, v and for the rows of a bias or mask, -1 for segment ids and lse. Ranks get equally many
-    tokens, or one more; ``lengths`` (one number a rank) says otherwise. ``rank`` and ``ranks`` replace the group.
+    tokens, or one more; ``lengths`` (one number per rank) says otherwise. ``rank`` and ``ranks`` replace the group.
 
     >>> shard(torch.arange(7), rank=0, ranks=2, dim=-1)
     tensor([0, 1, 6])

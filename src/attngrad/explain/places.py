@@ -59,7 +59,7 @@ def _batch(function: str, shape: tuple[int, ...], batch: Place) -> int:
     if not isinstance(batch, tuple):
         return _wrap(function, "batch", batch, math.prod(shape))
     if len(batch) != len(shape):
-        fail(ValueError, function, "batch", f"have {len(shape)} indices, one a leading axis", batch)
+        fail(ValueError, function, "batch", f"have {len(shape)} indices, one per leading axis", batch)
     places = tuple(_wrap(function, "batch", b, n) for b, n in zip(batch, shape, strict=True))
     return int(np.ravel_multi_index(places, shape)) if shape else 0
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from attngrad.core import option_checks
+from attngrad.core import layouts, option_checks
 from attngrad.core.checks import check_flag, fail
 from attngrad.core.options import OPTION_NAMES, OptionArguments, ScoreArguments, reject_unknown
 from attngrad.torch import _direct, _functions, _ops, _private
@@ -190,6 +190,7 @@ def _broadcast(function: str, q: Tensor, k: Tensor, v: Tensor, grouped: bool) ->
         leading = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
     except RuntimeError:
         remedy = "" if grouped else " enable_gqa=True lets key heads divide query heads."
+        remedy += layouts.note(*(tuple(x.shape) for x in (q, k, v)))
         raise ValueError(
             f"{function}: the leading axes of query, key and value must broadcast; got "
             f"{', '.join(str(tuple(s)) for s in shapes)}.{remedy}"
