@@ -119,10 +119,16 @@ def of_transformers(name: str, b: int, t: int, config: Callable[[], Any], causal
         module = nn.Module()
         module.is_causal, module.num_key_value_groups, module.training = causal, heads // kv, False  # type: ignore[assignment]
         run = ALL_ATTENTION_FUNCTIONS[names[which]]
-        alone = _alone(lambda *x: run(module, *x, None, dropout=0.0, scaling=width**-0.5)[0], (b, t, heads, width), (b, t, kv, width))
+        alone = _alone(
+            lambda *x: run(module, *x, None, dropout=0.0, scaling=width**-0.5)[0],
+            (b, t, heads, width),
+            (b, t, kv, width),
+        )
         return alone._replace(dout=torch.randn(b, t, heads, width))
 
-    return Model(name, found.num_hidden_layers, lambda which: Outer(names[which]), lambda: torch.randint(100, (b, t)), attention)
+    return Model(
+        name, found.num_hidden_layers, lambda which: Outer(names[which]), lambda: torch.randint(100, (b, t)), attention
+    )
 
 
 def _gpt2() -> Any:
@@ -134,7 +140,9 @@ def _gpt2() -> Any:
 def _bert() -> Any:
     from transformers import BertConfig
 
-    return BertConfig(vocab_size=1000, hidden_size=384, num_hidden_layers=3, num_attention_heads=12, intermediate_size=1536)
+    return BertConfig(
+        vocab_size=1000, hidden_size=384, num_hidden_layers=3, num_attention_heads=12, intermediate_size=1536
+    )
 
 
 def _llama() -> Any:
