@@ -195,22 +195,18 @@ def mean(rows: Sequence[Row]) -> float:
 def page(rows: Sequence[Row], about: dict[str, Any]) -> str:
     """The table as a page."""
     lines = ["| " + " | ".join(line) + " |" for line in (HEAD, ("---",) * len(HEAD), *map(cells, rows))]
-    about_line = f"{about['cpu']}, {about['isa']}, {about['threads']} threads, torch {torch.__version__}"
-    return "\n".join(
-        [
-            "# In a model",
-            "",
-            "Whole steps with `attngrad.torch` and with PyTorch's own attention, in turn, in one process: forward, loss,",
-            "backward and SGD, or forward alone. Two blocks of attention and MLP, attention layers alone, and three models of",
-            "Transformers, with random weights, in float32. `ratio` is PyTorch's time over ours: above 1 we are faster. `kept`",
-            "is the share of what attention alone gains, back to back, that the whole step gains.",
-            "",
-            *lines,
-            "",
-            f"Geometric mean of the ratios: {mean(rows):.3f}. {about_line}; written by `python -m benchmarks.in_model`.",
-            "",
-        ]
-    )
+    where = f"{about['cpu']}, {about['isa']}, {about['threads']} threads, torch {torch.__version__}"
+    return f"""# In a model
+
+Whole steps with `attngrad.torch` and with PyTorch's own attention, in turn, in one process: forward, loss, backward and
+SGD, or forward alone. Two blocks of attention and MLP, attention layers alone, and three models of Transformers, with
+random weights, in float32. `ratio` is PyTorch's time over ours: above 1 we are faster. `kept` is the share of what
+attention alone gains, back to back, that the whole step gains; it is empty where that is less than 2 % of the step.
+
+{chr(10).join(lines)}
+
+Geometric mean of the ratios: {mean(rows):.3f}. {where}; written by `python -m benchmarks.in_model`.
+"""
 
 
 def main() -> None:

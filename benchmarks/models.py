@@ -13,7 +13,10 @@ from torch.nn import functional
 
 import attngrad.torch
 
-RUN = {"torch": functional.scaled_dot_product_attention, "attngrad": attngrad.torch.scaled_dot_product_attention}
+RUN: dict[str, Callable[..., Tensor]] = {
+    "torch": functional.scaled_dot_product_attention,
+    "attngrad": attngrad.torch.scaled_dot_product_attention,
+}
 
 
 class Attention(NamedTuple):
@@ -68,12 +71,6 @@ class Block(nn.Module):
         return y
 
 
-def _alone(run: Callable[..., Tensor], q: tuple[int, ...], k: tuple[int, ...]) -> Attention:
-    """Attention of (B, T, H, D) tensors that are transposed, as projections give them."""
-    inputs = tuple(torch.randn(shape).transpose(1, 2).requires_grad_() for shape in (q, k, k))
-    return Attention(run, inputs, torch.randn(q).transpose(1, 2))
-
-
 def blocks(b: int, t: int, d: int, heads: int, causal: bool = False, layers: int = 2) -> Model:
     """Two blocks; or, with no layers, a layer of attention alone."""
 
@@ -101,40 +98,39 @@ def of_transformers(name: str, b: int, t: int, config: Callable[[], Any], causal
     class Outer(nn.Module):
         def __init__(self, implementation: str) -> None:
             super().__init__()
-            import attngrad.transformers  # noqa: F401 - registers the name
             from transformers import AutoModel
 
-            self.model = AutoModel.from_config(deepcopy(found), attn_implementation=implementation).eval()
+            import attngrad.transformers  # noqa: F401 - registers the name
+
+            build: Any = AutoModel.from_config
+            self.model = build(deepcopy(found), attn_implementation=implementation).eval()
 
         def forward(self, ids: Tensor) -> Tensor:
             y: Tensor = self.model(input_ids=ids, use_cache=False)[0]
             return y
 
     def attention(which: str) -> Attention:
-        import attngrad.transformers  # noqa: F401
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+        import attngrad.transformers  # noqa: F401 - registers the name
 
         heads, kv = found.num_attention_heads, getattr(found, "num_key_value_heads", found.num_attention_heads)
         width = found.hidden_size // heads
-        module = nn.Module()
-        module.is_causal, module.num_key_value_groups, module.training = causal, heads // kv, False  # type: ignore[assignment]
+        module: Any = nn.Module()
+        module.is_causal, module.num_key_value_groups, module.training = causal, heads // kv, False
         run = ALL_ATTENTION_FUNCTIONS[names[which]]
-        alone = _alone(
-            lambda *x: run(module, *x, None, dropout=0.0, scaling=width**-0.5)[0],
-            (b, t, heads, width),
-            (b, t, kv, width),
-        )
-        return alone._replace(dout=torch.randn(b, t, heads, width))
+        inputs = tuple(torch.randn(b, t, n, width).transpose(1, 2).requires_grad_() for n in (heads, kv, kv))
+        dout = torch.randn(b, t, heads, width)
+        return Attention(lambda *x: run(module, *x, None, dropout=0.0, scaling=width**-0.5)[0], inputs, dout)
 
-    return Model(
-        name, found.num_hidden_layers, lambda which: Outer(names[which]), lambda: torch.randint(100, (b, t)), attention
-    )
+    layers = found.num_hidden_layers
+    return Model(name, layers, lambda which: Outer(names[which]), lambda: torch.randint(100, (b, t)), attention)
 
 
 def _gpt2() -> Any:
     from transformers import GPT2Config
 
-    return GPT2Config(vocab_size=1000, n_positions=512, n_embd=384, n_layer=3, n_head=6)
+    return GPT2Config(vocab_size=1000, n_positions=512, n_embd=384, n_layer=3, n_head=6, bos_token_id=0, eos_token_id=0)
 
 
 def _bert() -> Any:

@@ -28,10 +28,10 @@ inline bool finalizing() {
 #endif
 }
 
-inline Loan loan_of_call(int threads) {
+inline Loan loan_of_call() {
     const Force force = g_force;
     if (force == Force::own || finalizing()) return {Lender::own, t_loan.threads};
-    if (force == Force::openmp && t_loan.from == Lender::own) return {Lender::openmp, threads};
+    if (force == Force::openmp && t_loan.from == Lender::own) return loan_of_openmp();
     return t_loan;
 }
 
@@ -70,7 +70,7 @@ void run(Work work) {
     bool cancelled = false;
     {
         const int threads = g_threads;
-        const Loan loan = loan_of_call(threads);
+        const Loan loan = loan_of_call();
         WithoutGil without;
         ParallelCall parallel(threads, [&] { return without.signalled(); }, loan);
         work(*g_kernels.load(), parallel);

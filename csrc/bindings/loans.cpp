@@ -17,11 +17,12 @@ Function* at(std::uintptr_t address) {
     return reinterpret_cast<Function*>(address);
 }
 
-void set_openmp_at(std::uintptr_t parallel, std::uintptr_t fork_call, std::uintptr_t in_parallel) {
+void set_openmp_at(std::uintptr_t parallel, std::uintptr_t fork_call, std::uintptr_t in_parallel, std::uintptr_t max_threads) {
     OpenMp runtime;
     runtime.parallel = at<std::remove_pointer_t<decltype(runtime.parallel)>>(parallel);
     runtime.fork_call = at<std::remove_pointer_t<decltype(runtime.fork_call)>>(fork_call);
     runtime.in_parallel = at<int()>(in_parallel);
+    runtime.max_threads = at<int()>(max_threads);
     set_openmp(runtime);
 }
 
@@ -53,7 +54,8 @@ void run_blas(int, void (*job)(int, void*, int), int count, std::size_t size, vo
 }  // namespace
 
 void bind_loans(nb::module_& m) {
-    m.def("set_openmp", &set_openmp_at, nb::arg("parallel"), nb::arg("fork_call"), nb::arg("in_parallel"));
+    m.def("set_openmp", &set_openmp_at, nb::arg("parallel"), nb::arg("fork_call"), nb::arg("in_parallel"),
+          nb::arg("max_threads"));
     m.def("force_workers", &force_workers, nb::arg("name"));
     m.def("borrow", &borrow, nb::arg("threads"));
     m.def("worker_runs", &worker_runs);

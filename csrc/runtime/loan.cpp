@@ -56,6 +56,8 @@ struct Region {
 
 void set_openmp(const OpenMp& runtime) { g_openmp = runtime; }
 
+Loan loan_of_openmp() { return {Lender::openmp, g_openmp.max_threads()}; }
+
 Lender lender_of(const Loan& loan) {
     if (loan.from != Lender::openmp) return loan.from;
     if (g_openmp.in_parallel && g_openmp.in_parallel()) return Lender::nobody;

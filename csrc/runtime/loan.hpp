@@ -8,11 +8,11 @@
 namespace attngrad {
 
 // A runtime by the addresses of its functions: GOMP_parallel (libgomp, and the compatible layer of libomp and libiomp5), or
-// else __kmpc_fork_call; and omp_in_parallel.
+// else __kmpc_fork_call; omp_in_parallel and omp_get_max_threads.
 struct OpenMp {
     void (*parallel)(void (*)(void*), void*, unsigned threads, unsigned flags) = nullptr;
     void (*fork_call)(void* location, std::int32_t count, void (*)(std::int32_t*, std::int32_t*, ...), ...) = nullptr;
-    int (*in_parallel)() = nullptr;
+    int (*in_parallel)() = nullptr, (*max_threads)() = nullptr;
 };
 
 // Who runs the tasks of a call beside its own thread.
@@ -25,6 +25,7 @@ struct Loan {
 };
 
 void set_openmp(const OpenMp& runtime);  // before any call borrows from it
+Loan loan_of_openmp();                   // of as many threads as it would use itself
 
 // Who can run the tasks of a call on this thread with this loan: what the lender cannot survive is not asked of it.
 Lender lender_of(const Loan& loan);

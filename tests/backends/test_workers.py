@@ -1,4 +1,4 @@
-"""Workers from elsewhere: OpenMP's for the kernels, the kernels' for NumPy's OpenBLAS. Who runs a task changes no bit."""
+"""Workers from elsewhere: OpenMP's for the kernels, the kernels' for OpenBLAS. Who runs a task changes no bit."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ def openmp():
     _native.force_workers("openmp")
     yield
     _native.force_workers("")
+    ctypes.CDLL(workers._runtime.file).omp_set_num_threads(os.cpu_count())
     workers._runtime = before
 
 
@@ -39,6 +40,7 @@ def runs() -> dict[str, int]:
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
 def test_results_are_the_same_bit_for_bit_whoever_runs_the_tasks(openmp, threads, count):  # noqa: F811
     threads(count)
+    ctypes.CDLL(workers._runtime.file).omp_set_num_threads(count)
     begun = runs()["openmp"]
     for job in jobs():
         _native.force_workers("own")
@@ -72,6 +74,15 @@ def test_other_threads_than_the_main_one_have_the_pool(openmp, threads):  # noqa
     thread.join()
     after = runs()
     assert (after["openmp"], after["own"]) == (before["openmp"], before["own"] + 1)
+
+
+def test_no_more_workers_are_asked_for_than_the_runtime_would_use(openmp, threads):  # noqa: F811
+    threads(4096)  # libgomp ends the process where a thread cannot be made
+    ctypes.CDLL(workers._runtime.file).omp_set_num_threads(1)
+    q = np.ones((4, 8, 256, 32), np.float32)
+    before = runs()
+    attngrad.attention(q, q, q)
+    assert runs()["alone"] == before["alone"] + 1
 
 
 def test_within_a_parallel_region_a_call_runs_on_its_own_thread(openmp, threads):  # noqa: F811
@@ -144,6 +155,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
         #include <thread>
         static thread_local bool inside = false;
         extern "C" int omp_in_parallel() { return inside; }
+        extern "C" int omp_get_max_threads() { return 2; }
         extern "C" void __kmpc_fork_call(void* location, int count, void (*task)(int*, int*, void*), void* argument) {
             int zero = 0, one = 1;
             if (count != 1 || static_cast<int*>(location)[1] != 2) return;

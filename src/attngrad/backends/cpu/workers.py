@@ -27,16 +27,16 @@ class OpenMP(NamedTuple):
     parallel: int
     fork_call: int
     in_parallel: int
+    max_threads: int
     file: str
 
     @classmethod
     def of(cls, library: ctypes.CDLL) -> OpenMP | None:
         """The one that ``library`` finds, itself or among what it needs; None where there is none."""
-        parallel, fork_call, in_parallel = (
-            _address(library, name) for name in ("GOMP_parallel", "__kmpc_fork_call", "omp_in_parallel")
-        )
+        names = ("GOMP_parallel", "__kmpc_fork_call", "omp_in_parallel", "omp_get_max_threads")
+        parallel, fork_call, in_parallel, most = (_address(library, name) for name in names)
         found = parallel or fork_call
-        return cls(parallel, fork_call, in_parallel, _file_of(found)) if found and in_parallel else None
+        return cls(parallel, fork_call, in_parallel, most, _file_of(found)) if found and in_parallel and most else None
 
 
 class _Info(ctypes.Structure):
@@ -69,7 +69,7 @@ def use_openmp(libraries: Iterable[ctypes.CDLL]) -> None:
     global _runtime
     _runtime = next(filter(None, map(OpenMP.of, libraries)), None)
     if _runtime is not None:
-        _native.set_openmp(_runtime.parallel, _runtime.fork_call, _runtime.in_parallel)
+        _native.set_openmp(*_runtime[:-1])
 
 
 def choose_workers() -> None:
