@@ -27,6 +27,8 @@ from attngrad.torch._choice import choose, forced
 from attngrad.torch._tensors import Inputs, check_tensor, numpy_dtype, to_array, to_tensor
 
 Tensors = Sequence[Tensor | None]
+BOTH = ("grads", "grads_dot")
+"""The VJP and its tangent: of the fields of ``SecondOrder``, what the HVP is."""
 _FUNCTION = "attention"
 
 # --- options --------------------------------------------------------------------------------------------------------
@@ -134,8 +136,10 @@ class AnyPasses(Protocol):
     def forward_tangent(self, x: Inputs, t: Tensors) -> tuple[Tensor, Tensor]:
         """``out_dot, lse_dot`` along ``t``, the tangents of the differentiable inputs."""
 
-    def backward_tangent(self, x: Inputs, t: Tensors, cotangents: Tensors) -> tuple[Tensor, ...]:
-        """The gradients, then their tangents along ``t``; ``cotangents`` are dout, dlse, dout_dot, dlse_dot."""
+    def backward_tangent(
+        self, x: Inputs, t: Tensors, cotangents: Tensors, wanted: Sequence[str] = BOTH
+    ) -> tuple[Tensor, ...]:
+        """Fields of ``SecondOrder``, along ``t``; ``cotangents`` are dout, dlse, dout_dot, dlse_dot."""
 
 
 class Passes(NamedTuple):
@@ -205,16 +209,24 @@ class Passes(NamedTuple):
 
     def forward_tangent(self, x: Inputs, t: Tensors) -> tuple[Tensor, Tensor]:
         """``out_dot, lse_dot``."""
-        _, _, out_dot, lse_dot = self.backend.forward_tangent(*self.operands(x), Tangents(*map(self.taken, t)))
+        dots, wanted = Tangents(*map(self.taken, t)), ("out_dot", "lse_dot")
+        _, _, out_dot, lse_dot = self.backend.forward_tangent(*self.operands(x), dots, wanted=wanted)
         return to_tensor(out_dot), to_tensor(lse_dot)
 
-    def backward_tangent(self, x: Inputs, t: Tensors, cotangents: Tensors) -> tuple[Tensor, ...]:
-        """The gradients, then their tangents."""
+    def backward_tangent(
+        self, x: Inputs, t: Tensors, cotangents: Tensors, wanted: Sequence[str] = BOTH
+    ) -> tuple[Tensor, ...]:
+        """What is ``wanted``, in that order."""
         dout, dlse, dout_dot, dlse_dot = map(self.taken, cotangents)
-        found = self.backend.backward_tangent(
-            *self.operands(x), Tangents(*map(self.taken, t)), dout, dout_dot, dlse, dlse_dot
-        )
-        return *given(found.grads), *given(found.grads_dot)
+        operands, dots = self.operands(x), Tangents(*map(self.taken, t))
+        found = self.backend.backward_tangent(*operands, dots, dout, dout_dot, dlse, dlse_dot, wanted=wanted)
+        results: list[Tensor] = []
+        for name in wanted:
+            value = getattr(found, name)
+            results += given(value) if isinstance(value, Gradients) else [to_tensor(value)]
+            if name == "out_dot":
+                results[-1] = results[-1].to(x.q.dtype)
+        return tuple(results)
 
 
 def given(grads: Gradients) -> tuple[Tensor, ...]:
