@@ -330,7 +330,7 @@ class Curvature(_Function):
 
     tangents = True
     gradients = 2
-    wanted = BOTH
+    wanted: tuple[str, ...] = BOTH
 
     @staticmethod
     def forward(passes: AnyPasses, *args: Any) -> tuple[Tensor, ...]:

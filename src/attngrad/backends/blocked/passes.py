@@ -19,7 +19,7 @@ from attngrad.core.options import Options
 from attngrad.core.spec import Spec
 
 _COMPUTE = {**{d.numpy: d.compute for d in TABLE}, **{getattr(torch, d.name): d.compute for d in TABLE}}
-MATRICES = {"forward": 3, "backward": 7, "forward_tangent": 8, "backward_tangent": 12}
+MATRICES = {"forward": 5, "backward": 7, "forward_tangent": 8, "backward_tangent": 12}
 """About how many matrices of queries by keys a pass has at a time."""
 
 
@@ -39,7 +39,7 @@ def compute(
     results = {name: result_of(name, tensors) for name in wanted}
     blocks = cut(x.q, x.k.shape[-2], x.offset, o, MATRICES[which.__name__])
     sums = {name: _sum_of(x.q, r.shape) for name, r in results.items() if r.layout is KEYS}
-    space = Space(max(x.q[..., 0, 0].numel() * len(b.rows) * len(b.keys) for b in blocks), sums)
+    space = Space(math.prod(x.q.shape[:-2]) * max(len(b.rows) * len(b.keys) for b in blocks), sums)
     others = [name for name in wanted if name not in sums]
 
     def function(block: Block, *slices: Tensor) -> list[Tensor]:
@@ -132,8 +132,8 @@ def backward_tangent(
     return SecondOrder(
         found.get("out"),
         found.get("out_dot"),
-        _gradients(x, found, "") if "grads" in wanted else None,
-        _gradients(x, found, "_dot") if "grads_dot" in wanted else None,
+        _gradients(x, found, ""),
+        _gradients(x, found, "_dot"),
         found.get("lse_dot"),
     )
 
