@@ -50,7 +50,7 @@ def compute(
     with torch.no_grad():
         layouts = [LAYOUTS[name] for name in tensors]
         found = run(function, blocks, layouts, [results[name] for name in others], tuple(tensors.values()))
-    added = {name: y.mT.reshape(results[name].shape) for name, y in sums.items()}
+    added = {name: y.mT.contiguous().view(results[name].shape) for name, y in sums.items()}
     return {**dict(zip(others, found, strict=True)), **added}
 
 
