@@ -14,6 +14,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import click
@@ -46,12 +47,13 @@ def _sdpa(kind: SDPBackend) -> Function:
 
 
 def _flex(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Any:
-    flex = importlib.import_module("torch.nn.attention.flex_attention")
+    flex: Any = importlib.import_module("torch.nn.attention.flex_attention")
     n = q.shape[-2]
     mask = None
     if causal:
         mask = flex.create_block_mask(lambda b, h, i, j: i >= j, None, None, n, n, device=q.device.type)
-    return torch.compile(flex.flex_attention)(q, k, v, block_mask=mask)
+    fused: Any = torch.compile(flex.flex_attention)
+    return fused(q, k, v, block_mask=mask)
 
 
 def _jvp_flash(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Any:
@@ -108,8 +110,8 @@ def _wrong(name: str, work: str, causal: bool, heads: int, dtype: torch.dtype, d
         lambda q, k, v, c: reference.attention(q, k, v, causal=c), [y.cpu().double() for y in x], causal
     )
     pairs = zip(found, dense, strict=True)
-    error = max(float((a.cpu().double() - b).abs().max() / b.abs().max()) for a, b in pairs)
-    return "" if error <= TOLERANCE[str(dtype).removeprefix("torch.")] else f"wrong: error {error:.1e}"
+    worst = max(float((a.cpu().double() - b).abs().max() / b.abs().max()) for a, b in pairs)
+    return "" if worst <= TOLERANCE[str(dtype).removeprefix("torch.")] else f"wrong: error {worst:.1e}"
 
 
 def _wait(device: str) -> None:
@@ -192,7 +194,9 @@ def _rows(work: str, causal: bool, device: str, dtype: torch.dtype, heads: int, 
     names = [name for name, reason in reasons.items() if not reason]
     for n in map(int, sizes.split(",")):
         x = _inputs(n, heads, dtype, device)
-        calls = {name: (lambda name=name: PASSES[work](CONTENDERS[name], x, causal)) for name in names}  # noqa: B023
+        calls: dict[str, Callable[[], Any]] = {
+            name: partial(PASSES[work], CONTENDERS[name], x, causal) for name in names
+        }
         seconds = _time(calls, device, rounds)
         for name in names:
             peak = _peak(name, work, causal, x, device) / 2**20
