@@ -36,9 +36,14 @@ format: .venv/.group-test
 	$(BIN)/ruff format
 	$(BIN)/clang-format -i $(SOURCES)
 
-# Side by side with torch, jax and NumPy; leave the machine alone meanwhile.
+# Side by side with torch, jax and NumPy; leave the machine alone meanwhile. With DEVICE=cuda: the tensors of that device
+# beside PyTorch's own attention, time and peak memory.
 bench: .venv/.installed .venv/.group-bench
+ifdef DEVICE
+	$(BIN)/python -m benchmarks.device --device $(DEVICE) $(ARGS)
+else
 	$(BIN)/python -m benchmarks --json benchmarks/results.json --markdown docs/benchmarks.md --plots docs/benchmarks
+endif
 
 # The kernels as they are beside those of another revision, row by row: what shows that a change costs no speed.
 bench-against: .venv/.installed

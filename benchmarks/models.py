@@ -17,9 +17,6 @@ RUN: dict[str, Callable[..., Tensor]] = {
     "torch": functional.scaled_dot_product_attention,
     "attngrad": attngrad.torch.scaled_dot_product_attention,
 }
-    "torch": functional.scaled_dot_product_attention,
-    "attngrad": attngrad.torch.scaled_dot_product_attention,
-}
 
 
 class Attention(NamedTuple):

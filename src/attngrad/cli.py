@@ -93,15 +93,18 @@ def errata(document: str | None, as_json: bool, seed: int) -> None:
 @main.command()
 @_seed
 @click.option("--device", metavar="DEVICE", help="Every pass and option on this device of PyTorch instead: cuda, mps.")
-def check(seed: int, device: str | None) -> None:
+@click.option("--backend", metavar="NAME", help="With --device: that of use_backend. [default: by device]")
+def check(seed: int, device: str | None, backend: str | None) -> None:
     """Check VJP, JVP and HVP against the complex step, options on."""
     from rich.console import Console
 
+    if backend is not None and device is None:
+        raise click.UsageError("--backend goes with --device.")
     if device is not None:
         from attngrad.torch import check as on_device
 
         try:
-            raise SystemExit(on_device.report(device, Console(highlight=False)))
+            raise SystemExit(on_device.report(device, Console(highlight=False), backend))
         except on_device.NoDeviceError as error:
             raise CannotRun(str(error)) from error
     from attngrad.explain import check as found

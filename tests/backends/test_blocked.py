@@ -157,9 +157,13 @@ def test_no_matrix_of_all_queries_by_all_keys_is_ever_made(monkeypatch):
     monkeypatch.setattr("attngrad.backends.blocked.passes.cut", blocks.cut)
     monkeypatch.setattr("attngrad.torch._higher.cut", blocks.cut)
     q = torch.randn(1, 1, 1024, 4)
-    with Watch() as watch:
-        all_passes(Operands(q, q, q), Options(0.5, causal=True))
-    assert 128 * 1024 >= watch.largest > 64 * 1024
+    more = {"bias": torch.randn(1, 1024), "mask": torch.rand(1, 1024) > 0.1, "sinks": torch.zeros(1)}
+    ids = torch.arange(1024) // 300
+    for o in (Options(0.5, causal=True), Options(0.5, softcap=2.0, dropout=0.1, seed=3, window=(900, 900))):
+        with Watch() as watch:
+            all_passes(Operands(q, q, q), o)
+            all_passes(Operands(q, q, q, segments=(ids, ids), **more), o)
+        assert 130 * 1024 >= watch.largest > 64 * 1024
     leaf = q.clone().requires_grad_()
     with Watch() as watch:
         (g,) = torch.autograd.grad(bridge.attention(leaf, q, q, causal=True).sin().sum(), leaf, create_graph=True)
@@ -207,7 +211,7 @@ def move(y):
     return tuple(map(move, y)) if isinstance(y, tuple) and isinstance(y[0], torch.Tensor) else y
 
 
-@pytest.mark.parametrize("names", [(), ("causal", "window"), ("dropout",), EVERYTHING], ids=label)
+@pytest.mark.parametrize("names", [*SINGLES, ("causal", "window"), EVERYTHING], ids=label)
 def test_no_number_is_read_from_the_device(names):
     from torch._subclasses.fake_tensor import FakeTensorMode  # which raises where a number is asked for
 
@@ -218,6 +222,10 @@ def test_no_number_is_read_from_the_device(names):
         fake = Operands(*(fakes(y, mode) for y in x))
         out, _, residuals = blocked.forward(fake, o)
         blocked.backward(fake, o, residuals, torch.empty_like(out))
+        t = Tangents(*(None if y is None else torch.empty_like(y) for y in (fake.q, fake.k, fake.v, fake.bias)))
+        _, _, out_dot, _ = blocked.forward_tangent(fake, o, t)
+        second = blocked.backward_tangent(fake, o, t, out, out_dot)
+    assert second.grads_dot.q.shape == x.q.shape
 
 
 def fakes(y, mode):

@@ -529,3 +529,18 @@ def test_without_a_process_group_the_error_says_so():
     x = torch.zeros(1, 2, 2)
     with pytest.raises(RuntimeError, match="init_process_group"):
         ring_attention(x, x, x)
+
+
+def test_a_named_backend_that_the_ring_does_not_have_is_an_error():
+    import torch.distributed as dist
+
+    from attngrad.distributed import ring_attention
+    from attngrad.torch import use_backend
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        x = torch.randn(2, 4, 3)
+        with use_backend("blocked"), pytest.raises(ValueError, match="backend must be 'cpu', which merges"):
+            ring_attention(x, x, x)
+    finally:
+        dist.destroy_process_group()

@@ -40,6 +40,8 @@ def rank_main(rank: int, folder: str) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
+    import attngrad.torch
+
     store = dist.FileStore(f"{folder}/store", RANKS)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
     mine = batch().chunk(RANKS)[rank]
@@ -49,6 +51,7 @@ def rank_main(rank: int, folder: str) -> None:
     sharded = fully_shard(make_block(), mesh=init_device_mesh("cpu", (RANKS,)))
     sharded(mine).square().mean().backward()
     found["fsdp"] = {name: p.grad.full_tensor() for name, p in sharded.named_parameters()}
+    found["backend"] = attngrad.torch.backend_of(mine)
     if rank == 0:
         torch.save(found, f"{folder}/found.pt")
     dist.barrier()
@@ -57,11 +60,16 @@ def rank_main(rank: int, folder: str) -> None:
 
 
 @pytest.mark.thorough
-def test_gradients_in_two_processes_are_those_of_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["cpu", "blocked"])
+def test_gradients_in_two_processes_are_those_of_one(
+    backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ATTNGRAD_TORCH_BACKEND", backend)  # which the processes read
     torch.multiprocessing.spawn(rank_main, args=(str(tmp_path),), nprocs=RANKS)
     block = make_block()
     block(batch()).square().mean().backward()
     found = torch.load(tmp_path / "found.pt")
+    assert found["backend"] == backend
     for kind in ("ddp", "fsdp"):
         for name, p in block.named_parameters():
             assert torch.allclose(found[kind][name], p.grad, atol=1e-6), (kind, name)

@@ -37,3 +37,12 @@ def test_a_device_that_is_not_there_is_exit_status_2(device, words):
     found = CliRunner().invoke(main, ["check", "--device", device])
     assert found.exit_code == 2
     assert words in found.output
+
+
+def test_a_backend_may_be_named_and_one_that_is_not_there_is_exit_status_2(monkeypatch):
+    monkeypatch.setattr(check, "check", lambda device: iter(()))
+    found = CliRunner().invoke(main, ["check", "--device", "cpu", "--backend", "blocked"])
+    assert found.exit_code == 0
+    assert "backend blocked" in found.output
+    for arguments in (["--device", "cpu", "--backend", "nonsense"], ["--backend", "blocked"]):
+        assert CliRunner().invoke(main, ["check", *arguments]).exit_code == 2

@@ -16,12 +16,17 @@ from attngrad.core.spec import Spec
 
 
 class SecondOrder(NamedTuple):
-    """out and out_dot in the accumulation dtype, the gradients, and their tangents."""
+    """out and out_dot in the accumulation dtype, the gradients, and their tangents; lse_dot."""
 
     out: Array
     out_dot: Array
     grads: Gradients
     grads_dot: Gradients
+    lse_dot: Array
+
+
+FIRST_ORDER = ("out", "lse", "out_dot", "lse_dot")
+"""What the tangent of a forward pass gives."""
 
 
 class ForwardParts(Protocol):
@@ -104,9 +109,15 @@ class Backend(Protocol):
         """The VJP of <dout, out> + <dlse, lse>, of the inputs that are given and ``wanted``; dq, dk, dv ``into``."""
 
     def forward_tangent(
-        self, x: Operands, o: Options, t: Tangents, into: Sequence[Array] | None = None
+        self,
+        x: Operands,
+        o: Options,
+        t: Tangents,
+        into: Sequence[Array] | None = None,
+        *,
+        wanted: Collection[str] = FIRST_ORDER,
     ) -> tuple[Array, Array, Array, Array]:
-        """``out, lse, out_dot, lse_dot``; ``into`` are arrays for the last two."""
+        """``out, lse, out_dot, lse_dot``; ``into`` are arrays for the last two. What is not ``wanted`` may be None."""
 
     def backward_tangent(
         self,
@@ -117,8 +128,10 @@ class Backend(Protocol):
         dout_dot: Array | None = None,
         dlse: Array | None = None,
         dlse_dot: Array | None = None,
+        *,
+        wanted: Collection[str] = SecondOrder._fields,
     ) -> SecondOrder:
-        """The VJP and its tangent along ``t``, ``dout_dot`` and ``dlse_dot``."""
+        """The VJP and its tangent along ``t``, ``dout_dot`` and ``dlse_dot``. What is not ``wanted`` may be None."""
 
     def forward_parts(self, x: Operands, o: Options) -> ForwardParts:
         """A forward pass of the queries of ``x``, whose keys are not read."""

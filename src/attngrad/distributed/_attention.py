@@ -23,12 +23,14 @@ from attngrad.distributed import _ring
 from attngrad.distributed._agreement import Record, agree, failed
 from attngrad.distributed._layout import Layout, check_layout
 from attngrad.distributed._transport import TIMEOUT, Ring, check_timeout, find_group
+from attngrad.torch._choice import forced
 from attngrad.torch._functions import N_DIFFERENTIABLE, Attention, recorded
 from attngrad.torch._passes import bind_inputs, given, passes_of
 from attngrad.torch._private import forward_mode_active
 from attngrad.torch._tensors import Inputs, check_tensor, numpy_dtype, to_array, to_tensor, wide_dtype
 
 NAME = "ring_attention"
+_BACKEND = "cpu"
 
 
 def ring_attention(
@@ -146,6 +148,9 @@ class _Local(NamedTuple):
                     f"device {x.device}",
                     "A ring of other devices is not there yet.",
                 )
+        if forced() not in (None, _BACKEND):
+            remedy = "use_backend(None) chooses by device."
+            fail(ValueError, NAME, "backend", f"be {_BACKEND!r}, which merges parts of the keys", forced(), remedy)
         flat = bind_inputs(NAME, q, k, v, passes_of(NAME, q, given).options, given)._asdict()
         for key in NUMBERS:
             if isinstance(flat[key], Tensor):
@@ -330,8 +335,7 @@ def _settle(local: _Local, records: list[Record], ring: Ring) -> RingPasses:
             constants[row.name] = _own_ids(value, leading, keys, ring.rank)
         elif not row.differentiable:
             constants[row.name] = to_array(value)
-    backend = backends.find("torch", local.x.q.device.type)
-    job = _ring.Job(local.options, backend, queries, keys)
+    job = _ring.Job(local.options, backends.get(_BACKEND), queries, keys)
     rounds = wide_dtype(local.x.q.dtype) is not local.x.q.dtype
     return RingPasses(job, ring, constants, not rounds)
 

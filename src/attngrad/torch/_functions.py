@@ -1,14 +1,15 @@
 """Attention for eager autograd: functions each of which is the derivative of another.
 
-=============  ======================================  ============================  =======================
+============== ======================================= ============================= =======================
 function       value                                   backward                      forward mode
-=============  ======================================  ============================  =======================
+============== ======================================= ============================= =======================
 Attention      out, lse                                Gradient                      Tangent
 Direct         the same, where nothing looks on        Gradient                      (is not used there)
-Gradient       the VJP of (dout, dlse)                 Tangent and Curvature         Curvature
+Gradient       the VJP of (dout, dlse)                 DoubleBackward (or Tangent)   Curvature
 Tangent        out_dot, lse_dot along t                Curvature (or Gradient)       Blockwise
 Curvature      the VJP, and its tangent (the HVP)      Blockwise                     Blockwise
-=============  ======================================  ============================  =======================
+DoubleBackward that tangent, out_dot and lse_dot       Blockwise                     Blockwise
+============== ======================================= ============================= =======================
 
 Gradient is linear in (dout, dlse), so its cotangent u meets them as the JVP along u; and the Hessian of <dout, out> is
 symmetric, so u meets the inputs as the HVP along u. Nothing else is needed for double backward. Beyond that, the passes
@@ -30,7 +31,7 @@ from torch import Tensor
 from attngrad.core.operands import DIFFERENTIABLE, INPUT_NAMES, QKV, SEEDS, assemble
 from attngrad.torch import _private, _vmap
 from attngrad.torch._higher import Named
-from attngrad.torch._passes import AnyPasses, KeptArrays, Passes, Tensors
+from attngrad.torch._passes import BOTH, AnyPasses, KeptArrays, Passes, Tensors
 from attngrad.torch._tensors import Inputs
 
 N_INPUTS = len(INPUT_NAMES)
@@ -111,6 +112,18 @@ def curvature(
     both = run(passes, *arguments)
     half = len(both) // 2
     return spread(x, both[:half]), spread(x, both[half:])
+
+
+def double_backward(
+    passes: AnyPasses, x: Inputs, u: Tensors, dout: Tensor | None, dlse: Tensor | None
+) -> tuple[tuple[Any, ...], Any, Any]:
+    """The cotangents of the differentiable inputs, of dout and of dlse, where ``u`` are those of the gradients."""
+    arguments = (*x, *u, dout, dlse, None, None)
+    if _private.mapped_by_dispatcher((*u, dout, dlse)):
+        return curvature(passes, x, u, dout, dlse)[1], *tangent(passes, x, u)
+    run = DoubleBackward.apply if recorded(arguments) else DoubleBackward.forward
+    *grads_dot, out_dot, lse_dot = run(passes, *arguments)
+    return spread(x, grads_dot), out_dot, lse_dot
 
 
 def _operators() -> Any:
@@ -257,10 +270,10 @@ class Gradient(_Function):
         u = spread(x, u)
         grads_dot, out_dot, lse_dot = _NOTHING, None, None
         if any(c is not None for c in u):
-            if any(needs[N_INPUTS : N_INPUTS + 2]):
-                out_dot, lse_dot = tangent(passes, x, u)
             if any(needs[:N_DIFFERENTIABLE]):
-                _grads, grads_dot = curvature(passes, x, u, dout, dlse)
+                grads_dot, out_dot, lse_dot = double_backward(passes, x, u, dout, dlse)
+            else:
+                out_dot, lse_dot = tangent(passes, x, u)
         cotangents = (None if dout is None else out_dot, None if dlse is None else lse_dot)
         return None, *grads_dot, *_REST, *cotangents, *(None for _ in residuals)
 
@@ -317,15 +330,21 @@ class Curvature(_Function):
 
     tangents = True
     gradients = 2
+    wanted: tuple[str, ...] = BOTH
 
     @staticmethod
     def forward(passes: AnyPasses, *args: Any) -> tuple[Tensor, ...]:
+        return Curvature.run(passes, args)
+
+    @classmethod
+    def run(cls, passes: AnyPasses, args: Sequence[Any]) -> tuple[Tensor, ...]:
         x, rest = Inputs(*args[:N_INPUTS]), args[N_INPUTS:]
-        return passes.backward_tangent(x, rest[:N_DIFFERENTIABLE], rest[N_DIFFERENTIABLE:])
+        return passes.backward_tangent(x, rest[:N_DIFFERENTIABLE], rest[N_DIFFERENTIABLE:], cls.wanted)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         Curvature.keep(ctx, inputs)
+        ctx.wanted = Curvature.wanted
 
     @classmethod
     def higher(cls, ctx: Any) -> Named:
@@ -333,7 +352,8 @@ class Curvature(_Function):
         passes.permit("the third derivative is")
         t, cotangents = rest[:N_DIFFERENTIABLE], rest[N_DIFFERENTIABLE:]
         grads = [f"d{name}" for name, y in zip(DIFFERENTIABLE, x, strict=False) if y is not None]
-        return higher(passes, x, t, cotangents, [*grads, *(f"{name}_dot" for name in grads)])
+        groups = {"grads": grads, "grads_dot": [f"{name}_dot" for name in grads]}
+        return higher(passes, x, t, cotangents, [name for field in ctx.wanted for name in groups.get(field, [field])])
 
     @staticmethod
     def backward(ctx: Any, *u: Tensor | None) -> tuple[Any, ...]:
@@ -344,3 +364,19 @@ class Curvature(_Function):
     @staticmethod
     def jvp(ctx: Any, _: None, *dots: Any) -> tuple[Any, ...]:
         return Curvature.higher(ctx).pushforward(dict(zip(_CURVATURE_NAMES, dots, strict=True)))
+
+
+class DoubleBackward(Curvature):
+    """The same, of what double backward asks for: the tangents of the gradients, and of out and lse."""
+
+    gradients = 1
+    wanted = ("grads_dot", "out_dot", "lse_dot")
+
+    @staticmethod
+    def forward(passes: AnyPasses, *args: Any) -> tuple[Tensor, ...]:
+        return DoubleBackward.run(passes, args)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        DoubleBackward.keep(ctx, inputs)
+        ctx.wanted = DoubleBackward.wanted

@@ -28,6 +28,8 @@ from attngrad.torch._tensors import Inputs, check_tensor, numpy_dtype, to_array,
 from attngrad.torch._threads import lent
 
 Tensors = Sequence[Tensor | None]
+BOTH = ("grads", "grads_dot")
+"""The VJP and its tangent: of the fields of ``SecondOrder``, what the HVP is."""
 _FUNCTION = "attention"
 
 # --- options --------------------------------------------------------------------------------------------------------
@@ -135,8 +137,10 @@ class AnyPasses(Protocol):
     def forward_tangent(self, x: Inputs, t: Tensors) -> tuple[Tensor, Tensor]:
         """``out_dot, lse_dot`` along ``t``, the tangents of the differentiable inputs."""
 
-    def backward_tangent(self, x: Inputs, t: Tensors, cotangents: Tensors) -> tuple[Tensor, ...]:
-        """The gradients, then their tangents along ``t``; ``cotangents`` are dout, dlse, dout_dot, dlse_dot."""
+    def backward_tangent(
+        self, x: Inputs, t: Tensors, cotangents: Tensors, wanted: Sequence[str] = BOTH
+    ) -> tuple[Tensor, ...]:
+        """Fields of ``SecondOrder``, along ``t``; ``cotangents`` are dout, dlse, dout_dot, dlse_dot."""
 
 
 class Passes(NamedTuple):
@@ -208,15 +212,24 @@ class Passes(NamedTuple):
     def forward_tangent(self, x: Inputs, t: Tensors) -> tuple[Tensor, Tensor]:
         """``out_dot, lse_dot``."""
         arguments = (*self.operands(x), Tangents(*map(self.taken, t)))
-        _, _, out_dot, lse_dot = lent(self.backend, self.backend.forward_tangent, *arguments)
+        run = self.backend.forward_tangent
+        _, _, out_dot, lse_dot = lent(self.backend, run, *arguments, wanted=("out_dot", "lse_dot"))
         return to_tensor(out_dot), to_tensor(lse_dot)
 
-    def backward_tangent(self, x: Inputs, t: Tensors, cotangents: Tensors) -> tuple[Tensor, ...]:
-        """The gradients, then their tangents."""
+    def backward_tangent(
+        self, x: Inputs, t: Tensors, cotangents: Tensors, wanted: Sequence[str] = BOTH
+    ) -> tuple[Tensor, ...]:
+        """What is ``wanted``, in that order."""
         dout, dlse, dout_dot, dlse_dot = map(self.taken, cotangents)
         arguments = (*self.operands(x), Tangents(*map(self.taken, t)), dout, dout_dot, dlse, dlse_dot)
-        found = lent(self.backend, self.backend.backward_tangent, *arguments)
-        return *given(found.grads), *given(found.grads_dot)
+        found = lent(self.backend, self.backend.backward_tangent, *arguments, wanted=wanted)
+        results: list[Tensor] = []
+        for name in wanted:
+            value = getattr(found, name)
+            results += given(value) if isinstance(value, Gradients) else [to_tensor(value)]
+            if name == "out_dot":
+                results[-1] = results[-1].to(x.q.dtype)
+        return tuple(results)
 
 
 def given(grads: Gradients) -> tuple[Tensor, ...]:

@@ -7,6 +7,7 @@ dropout counts them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -40,9 +41,10 @@ def run(
         folded = (_fold(x, d, k, axes, size) for x, d, k in zip(args, dims, kinds, strict=True))
         outputs = apply(passes, *folded)
         if gradients:
+            shapes = _plane_shapes(args, dims) * gradients
             outputs = tuple(
                 y if shape is None else y.reshape(size, *shape)
-                for y, shape in zip(outputs, _plane_shapes(args, dims) * gradients, strict=True)
+                for y, shape in zip_longest(outputs, shapes)  # what follows the gradients is as rows are
             )
     return outputs, (0,) * len(outputs)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from attngrad import reference
 from attngrad.core.dtypes import TABLE
 from attngrad.torch._attention import attention
-from attngrad.torch._choice import backend_of
+from attngrad.torch._choice import backend_of, forced, use_backend
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -81,29 +81,31 @@ class NoDeviceError(RuntimeError):
     """PyTorch has no such device here."""
 
 
-def report(device: str, console: Console) -> bool:
-    """Print the table, row by row; True where a row is wrong."""
+def report(device: str, console: Console, backend: str | None = None) -> bool:
+    """Print the table, row by row; True where a row is wrong. ``backend`` is as in ``use_backend``."""
     try:
         x = torch.empty(0, device=device)
-        name = backend_of(x)
+        with use_backend(backend or forced()):
+            name = backend_of(x)
     except RuntimeError as error:
         raise NoDeviceError(f"check: device must be one that PyTorch has here; got {device!r}. {error}") from error
+    except ValueError as error:
+        raise NoDeviceError(f"check: {error}") from error
     if x.is_meta:
         raise NoDeviceError("check: device must be one that computes; got 'meta'.")
     console.print(
         f"torch {torch.__version__}, device {x.device}, backend {name}: largest errors by pass", soft_wrap=True
     )
     rows = []
-    for row in check(device):
-        rows.append(row)
-        if len(rows) == 1 and row.errors:
-            console.print(
-                f"{'':7}{'dtype':10}{'option':10}{'  '.join(f'{key:>15}' for key in row.errors)}", soft_wrap=True
-            )
-        told = row.message or "  ".join(f"{error:15.1e}" for error in row.errors.values())
-        console.print(
-            f"{'ok' if row.ok else 'WRONG':7}{row.dtype:10}{row.option:10}{told}", soft_wrap=True, markup=False
-        )
+    with use_backend(name):
+        for row in check(device):
+            rows.append(row)
+            if len(rows) == 1 and row.errors:
+                heads = "  ".join(f"{key:>15}" for key in row.errors)
+                console.print(f"{'':7}{'dtype':10}{'option':10}{heads}", soft_wrap=True)
+            told = row.message or "  ".join(f"{error:15.1e}" for error in row.errors.values())
+            mark = "ok" if row.ok else "WRONG"
+            console.print(f"{mark:7}{row.dtype:10}{row.option:10}{told}", soft_wrap=True, markup=False)
     wrong = sum(not row.ok for row in rows)
     console.print(
         f"{len(rows) - wrong} of {len(rows)} rows agree with the float64 reference on the CPU.", soft_wrap=True

@@ -6,6 +6,7 @@ its way, matrices of queries by keys, exists for one block at a time.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -18,6 +19,10 @@ BUDGET = int(float(os.environ.get("ATTNGRAD_BLOCK_MIB", "64")) * 2**20)
 """Bytes that the matrices of one block may take together; more where the arrays of the call are larger than that."""
 _TIMES_Q = 12
 """Bytes of q beyond which BUDGET stops to be enough: a long sequence gets this many times its q."""
+
+
+_ROWS = 32
+"""Of which a block has a multiple, unless it is shorter: products like that."""
 
 
 class Block(NamedTuple):
@@ -40,7 +45,7 @@ class Layout(NamedTuple):
         """The slice of ``x`` that belongs to ``block``."""
         plane = self.rows is not None and self.keys is not None
         for axis, span in ((self.rows, block.rows), (self.keys, block.keys)):
-            if axis is not None and not (plane and x.shape[axis] == 1):
+            if axis is not None and not (plane and x.shape[axis] == 1) and len(span) != x.shape[axis]:
                 x = x.narrow(axis, span.start, len(span))
         return x
 
@@ -68,11 +73,12 @@ def cut(q: Tensor, keys: int, offset: Any, o: Options, matrices: int) -> tuple[B
     Keys that causal, window and a whole number for the offset hide from all queries of a block are not in it.
     """
     tokens, itemsize = q.shape[-2], max(q.dtype.itemsize, 4)
-    row = q[..., :1, 0].numel() * max(keys, 1) * itemsize * matrices
+    row = math.prod(q.shape[:-2]) * max(keys, 1) * itemsize * matrices
     budget = max(BUDGET, _TIMES_Q * q.numel() * itemsize)
     step = max(1, min(tokens, budget // max(row, 1)))
     count = -(-tokens // step) if tokens else 1
     step = -(-tokens // count)  # all about as long
+    step = -(-step // _ROWS) * _ROWS if step >= _ROWS else step
     return tuple(
         _block(first, min(first + step, tokens), keys, offset, o) for first in range(0, max(tokens, 1), step or 1)
     )

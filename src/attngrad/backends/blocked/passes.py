@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from attngrad.backends.blocked.blocks import Block, cut, run
-from attngrad.backends.blocked.formulas import Formulas
+from attngrad.backends.blocked.blocks import KEYS, Block, cut, run
+from attngrad.backends.blocked.formulas import Formulas, Space
 from attngrad.backends.blocked.programs import LAYOUTS, RESIDUALS, result_of, widen
-from attngrad.backends.protocol import SecondOrder
+from attngrad.backends.protocol import FIRST_ORDER, SecondOrder
 from attngrad.core.dtypes import TABLE
 from attngrad.core.operands import DIFFERENTIABLE, SEEDS, Gradients, Operands, Tangents, flatten
 from attngrad.core.options import Options
 from attngrad.core.spec import Spec
 
 _COMPUTE = {**{d.numpy: d.compute for d in TABLE}, **{getattr(torch, d.name): d.compute for d in TABLE}}
-MATRICES = {"forward": 3, "backward": 7, "forward_tangent": 8, "backward_tangent": 12}
+MATRICES = {"forward": 5, "backward": 7, "forward_tangent": 8, "backward_tangent": 16}
 """About how many matrices of queries by keys a pass has at a time."""
 
 
@@ -35,16 +36,27 @@ def compute(
 ) -> dict[str, Tensor]:
     """What is ``wanted`` of a pass, in the dtype of computation."""
     tensors, numbers = named(x, o, **more)
+    results = {name: result_of(name, tensors) for name in wanted}
+    blocks = cut(x.q, x.k.shape[-2], x.offset, o, MATRICES[which.__name__])
+    sums = {name: _sum_of(x.q, r.shape) for name, r in results.items() if r.layout is KEYS}
+    space = Space(math.prod(x.q.shape[:-2]) * max(len(b.rows) * len(b.keys) for b in blocks), sums)
+    others = [name for name in wanted if name not in sums]
 
     def function(block: Block, *slices: Tensor) -> list[Tensor]:
-        found = which(Formulas(block, o, {**numbers, **dict(zip(tensors, map(widen, slices), strict=True))}))
-        return [found[name] for name in wanted]
+        given = {**numbers, **dict(zip(tensors, map(widen, slices), strict=True))}
+        found = which(Formulas(block, o, given, wanted, space))
+        return [found[name] for name in others]
 
-    results = [result_of(name, tensors) for name in wanted]
-    blocks = cut(x.q, x.k.shape[-2], x.offset, o, MATRICES[which.__name__])
     with torch.no_grad():
-        found = run(function, blocks, [LAYOUTS[name] for name in tensors], results, tuple(tensors.values()))
-    return dict(zip(wanted, found, strict=True))
+        layouts = [LAYOUTS[name] for name in tensors]
+        found = run(function, blocks, layouts, [results[name] for name in others], tuple(tensors.values()))
+    added = {name: y.mT.contiguous().view(results[name].shape) for name, y in sums.items()}
+    return {**dict(zip(others, found, strict=True)), **added}
+
+
+def _sum_of(q: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Zeros for what has the shape of keys, transposed, leading axes as one."""
+    return q.new_zeros((math.prod(shape[:-2]), shape[-1], shape[-2]), dtype=torch.promote_types(q.dtype, torch.float32))
 
 
 def residual_specs(x: Operands, o: Options) -> tuple[Spec, ...]:
@@ -86,13 +98,18 @@ def backward(
 
 
 def forward_tangent(
-    x: Operands, o: Options, t: Tangents, into: Sequence[Tensor] | None = None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    x: Operands,
+    o: Options,
+    t: Tangents,
+    into: Sequence[Tensor] | None = None,
+    *,
+    wanted: Collection[str] = FIRST_ORDER,
+) -> tuple[Tensor | None, Tensor | None, Tensor, Tensor]:
     """``out, lse, out_dot, lse_dot``."""
-    found = compute(x, o, Formulas.forward_tangent, ("out", "lse", "out_dot", "lse_dot"), **_dots(t))
-    out, lse, out_dot, lse_dot = found.values()
-    out_dot, lse_dot = _placed((out_dot.to(x.q.dtype), lse_dot), into)
-    return out.to(x.q.dtype), lse, out_dot, lse_dot
+    found = compute(x, o, Formulas.forward_tangent, [name for name in FIRST_ORDER if name in wanted], **_dots(t))
+    out, lse = found.get("out"), found.get("lse")
+    out_dot, lse_dot = _placed((found["out_dot"].to(x.q.dtype), found["lse_dot"]), into)
+    return None if out is None else out.to(x.q.dtype), lse, out_dot, lse_dot
 
 
 def backward_tangent(
@@ -103,18 +120,22 @@ def backward_tangent(
     dout_dot: Tensor | None = None,
     dlse: Tensor | None = None,
     dlse_dot: Tensor | None = None,
+    *,
+    wanted: Collection[str] = SecondOrder._fields,
 ) -> SecondOrder:
     """The VJP and its tangent."""
-    wanted = ["out", "out_dot", *second_order(x)]
-    cotangents = {"dout": dout, "dout_dot": dout_dot, "dlse": dlse, "dlse_dot": dlse_dot}
-    found = compute(x, o, Formulas.backward_tangent, wanted, **_dots(t), **cotangents)
-    return SecondOrder(found["out"], found["out_dot"], _gradients(x, found, ""), _gradients(x, found, "_dot"))
-
-
-def second_order(x: Operands) -> list[str]:
-    """The names of the gradients of the inputs that are given, then of their tangents."""
     grads = [f"d{name}" for name in DIFFERENTIABLE if getattr(x, name) is not None]
-    return [*grads, *(f"{name}_dot" for name in grads)]
+    groups = {"grads": grads, "grads_dot": [f"{name}_dot" for name in grads]}
+    names = [name for field in SecondOrder._fields if field in wanted for name in groups.get(field, [field])]
+    cotangents = {"dout": dout, "dout_dot": dout_dot, "dlse": dlse, "dlse_dot": dlse_dot}
+    found = compute(x, o, Formulas.backward_tangent, names, **_dots(t), **cotangents)
+    return SecondOrder(
+        found.get("out"),
+        found.get("out_dot"),
+        _gradients(x, found, ""),
+        _gradients(x, found, "_dot"),
+        found.get("lse_dot"),
+    )
 
 
 def _placed(values: Sequence[Any], into: Sequence[Tensor] | None) -> Sequence[Any]:

@@ -16,7 +16,7 @@ from attngrad import _native
 from attngrad.backends.cpu.arrays import bits, contiguous, empty, narrow, plane, rows
 from attngrad.backends.cpu.call import call, directions
 from attngrad.backends.merge import widen
-from attngrad.backends.protocol import SecondOrder
+from attngrad.backends.protocol import FIRST_ORDER, SecondOrder
 from attngrad.core.arrays import Array
 from attngrad.core.dtypes import ACCUMULATE
 from attngrad.core.operands import DIFFERENTIABLE, Gradients, Operands, Tangents
@@ -95,7 +95,12 @@ def backward(
 
 
 def forward_tangent(
-    x: Operands, o: Options, t: Tangents, into: Sequence[Array] | None = None
+    x: Operands,
+    o: Options,
+    t: Tangents,
+    into: Sequence[Array] | None = None,
+    *,
+    wanted: Collection[str] = FIRST_ORDER,
 ) -> tuple[Array, Array, Array, Array]:
     """``out, lse, out_dot, lse_dot``: the first and third in the dtype of q, the others in the accumulation dtype.
 
@@ -116,6 +121,8 @@ def backward_tangent(
     dout_dot: Array | None = None,
     dlse: Array | None = None,
     dlse_dot: Array | None = None,
+    *,
+    wanted: Collection[str] = SecondOrder._fields,
 ) -> SecondOrder:
     """The VJP and its tangent along ``t``, ``dout_dot`` and ``dlse_dot``."""
     saved, moved = Saved(*_new_residuals(x)), SavedTangent(*_new_residuals(x))
@@ -141,7 +148,7 @@ def backward_tangent(
         with np.errstate(all="ignore"):
             moves = -_by_head(x, lse_dot) if t.sinks is None else widen(t.sinks)[..., None] - _by_head(x, lse_dot)
             sink_rows, sink_rows_dot = -(share * delta), -(share * (moves * delta + delta_dot))  # (R6), (H9)
-    return SecondOrder(saved.out, moved.out_dot, g.gradients(x, sink_rows), g_dot.gradients(x, sink_rows_dot))
+    return SecondOrder(saved.out, moved.out_dot, g.gradients(x, sink_rows), g_dot.gradients(x, sink_rows_dot), lse_dot)
 
 
 def keep_mask(

@@ -10,7 +10,7 @@ import numpy as np
 
 from attngrad import reference
 from attngrad.backends.merge import compute_dtype, wide_operands, widen
-from attngrad.backends.protocol import SecondOrder
+from attngrad.backends.protocol import FIRST_ORDER, SecondOrder
 from attngrad.core.arrays import Array
 from attngrad.core.operands import DIFFERENTIABLE, Gradients, Operands, Tangents
 from attngrad.core.options import Options
@@ -91,7 +91,12 @@ def backward(
 
 @quiet
 def forward_tangent(
-    x: Operands, o: Options, t: Tangents, into: Sequence[Array] | None = None
+    x: Operands,
+    o: Options,
+    t: Tangents,
+    into: Sequence[Array] | None = None,
+    *,
+    wanted: Collection[str] = FIRST_ORDER,
 ) -> tuple[Array, Array, Array, Array]:
     """``out, lse, out_dot, lse_dot``."""
     wide = wide_operands(x)
@@ -110,6 +115,8 @@ def backward_tangent(
     dout_dot: Array | None = None,
     dlse: Array | None = None,
     dlse_dot: Array | None = None,
+    *,
+    wanted: Collection[str] = SecondOrder._fields,
 ) -> SecondOrder:
     """The VJP and its tangent."""
     wide, t = wide_operands(x), Tangents(*map(widen, t))
@@ -117,4 +124,4 @@ def backward_tangent(
     dout = zeros_if_none(widen(dout), f.out)
     b, ft = reference.backward(wide, o, f, dout, dlse), reference.forward_tangent(wide, o, f, t)
     bt = reference.backward_tangent(wide, o, f, b, ft, t, dout, widen(dout_dot), dlse_dot)
-    return SecondOrder(f.out, ft.out_dot, _rounded(b.grads, x), _rounded(bt.grads_dot, x))
+    return SecondOrder(f.out, ft.out_dot, _rounded(b.grads, x), _rounded(bt.grads_dot, x), ft.lse_dot)

@@ -1,0 +1,234 @@
+"""What the bridge promises, on the blocked backend: modules, checkpointing, autocast, export, graphs, shapes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+from torch.utils.checkpoint import checkpoint
+
+import attngrad.torch as bridge
+from attngrad.backends.blocked import blocks, formulas
+from tests.backends import test_blocked
+from tests.torch.test_torch_compile import compiled, leaves, same_gradients
+
+func = torch.func
+
+
+@pytest.fixture(autouse=True)
+def blocked(monkeypatch):
+    monkeypatch.setattr(blocks, "BUDGET", 3000)
+    monkeypatch.setattr(blocks, "_TIMES_Q", 0)
+    with bridge.use_backend("blocked"):
+        yield
+
+
+def same(found, expected, bound=1e-10):
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=bound, atol=bound)
+
+
+def by_kernels(function):
+    with bridge.use_backend("cpu"):
+        return function()
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing_of_both_kinds_gives_the_same_gradients(reentrant):
+    x = leaves((2, 3, 9, 4), dtype=torch.float64)
+
+    def function(x):
+        return bridge.attention(x.sin(), x, x, causal=True, dropout=0.3, seed=7).cos()
+
+    def gradient(run):
+        return torch.autograd.grad(run(x[0]).sin().sum(), x) if not reentrant else backward(run)
+
+    def backward(run):
+        x[0].grad = None
+        run(x[0]).sin().sum().backward()
+        return (x[0].grad,)
+
+    again = gradient(lambda x: checkpoint(function, x, use_reentrant=reentrant))
+    same(again, gradient(function))
+
+
+def test_autocast_casts_as_on_the_kernels():
+    q, k, v = leaves(*((1, 2, 9, 4),) * 3)
+
+    def run():
+        with torch.autocast("cpu", torch.bfloat16), bridge.sdpa():
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+
+    found, expected = run(), by_kernels(run)
+    assert found.dtype is expected.dtype is torch.bfloat16
+    torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
+    assert torch.autograd.grad(found.float().sin().sum(), q)[0].dtype is torch.float32
+
+
+def test_the_module_and_export_give_what_the_kernels_give():
+    layer = bridge.MultiheadAttention(8, 2, batch_first=True).double().eval()
+    x = torch.randn(2, 5, 8, dtype=torch.float64)
+    found = layer(x, x, x)
+    same(found, by_kernels(lambda: layer(x, x, x)))
+
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            return bridge.attention(x, x, x, causal=True).sin()
+
+    program = torch.export.export(Model(), (x,))
+    names = [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
+    assert "attngrad.forward.default" in names
+    same([program.module()(x)], [by_kernels(lambda: Model()(x))])
+
+
+def test_transformers_give_what_the_kernels_give():
+    transformers = pytest.importorskip("transformers")
+    import attngrad.transformers  # noqa: F401 - makes the name known
+
+    config = transformers.GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=32, n_positions=16)
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="attngrad").double().eval()
+    ids = torch.arange(12).view(2, 6)
+
+    def run():
+        model.zero_grad()
+        model(ids).logits.sin().sum().backward()
+        return [p.grad.clone() for p in model.parameters()]
+
+    same(run(), by_kernels(run))
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        lambda f, x, t: func.jvp(f, (x,), (t,)),
+        lambda f, x, t: func.vjp(f, x)[1](t),
+        lambda f, x, t: (func.vmap(f)(torch.stack([x, t])),),
+        lambda f, x, t: (func.hessian(lambda y: f(y).sin().sum())(x),),
+        lambda f, x, t: func.jvp(func.grad(lambda y: f(y).sin().sum()), (x,), (t,)),
+        lambda f, x, t: (func.grad(lambda y: func.jvp(f, (y,), (t,))[1].sin().sum())(x),),
+    ],
+    ids=["jvp", "vjp", "vmap", "hessian", "forward over reverse", "reverse over forward"],
+)
+def test_transforms_give_what_the_kernels_give(way):
+    x, t = torch.randn(2, 2, 5, 3, dtype=torch.float64)
+    bias = torch.randn(2, 1, 5, dtype=torch.float64)
+
+    def function(x):
+        return bridge.attention(x, x, x, causal=True, bias=bias, softcap=3.0)
+
+    same(way(function, x, t), by_kernels(lambda: way(function, x, t)))
+
+
+# --- torch.compile ----------------------------------------------------------------------------------------------------
+
+
+def test_a_compiled_graph_is_one_operator_each_way_and_stores_no_block():
+    """The tensors that autograd saves are inputs, out and row statistics: linear in the sequence."""
+    q, k, v = leaves(*((1, 1, 64, 4),) * 3)
+    sizes = []
+
+    def pack(x):
+        sizes.append(x.numel())
+        return x
+
+    def function(q, k, v):
+        return bridge.attention(q.sin(), k, v, causal=True).cos()
+
+    same_gradients(compiled(function), function, [q, k, v])
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        compiled(function)(q, k, v)
+    assert sizes
+    assert max(sizes) <= 64 * 4  # a block would be 64 keys times its queries
+    assert sum(sizes) <= 16 * 64 * 4
+
+
+@pytest.mark.thorough
+def test_inductor_compiles_forward_and_backward():
+    q, k, v = leaves((2, 4, 9, 8), (2, 2, 9, 8), (2, 2, 9, 6))
+
+    def function(q, k, v):
+        return bridge.attention(q.sin(), k, v, causal=True).cos()
+
+    same_gradients(torch.compile(function, fullgraph=True), function, [q, k, v])
+
+
+def test_a_second_length_costs_one_recompilation_and_a_third_none():
+    torch._dynamo.reset()
+    seen = []
+
+    def backend(graph, inputs):
+        seen.append(1)
+        return graph.forward
+
+    function = torch.compile(lambda x: bridge.attention(x, x, x, causal=True), backend=backend, fullgraph=True)
+    counts = []
+    for length in (8, 12, 20, 24):
+        x = torch.randn(1, 2, length, 4)
+        torch.testing.assert_close(function(x), bridge.attention(x, x, x, causal=True))
+        counts.append(len(seen))
+    assert counts == [1, 2, 2, 2]
+
+
+# --- meta -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_meta_has_every_pass_by_autograd_and_forward_mode(dtype):
+    q, k, v, bias = (
+        torch.empty(s, dtype=dtype, device="meta", requires_grad=True)
+        for s in ((2, 4, 9, 6), (2, 2, 11, 6), (2, 2, 11, 5), (4, 1, 11))
+    )
+    inputs = (q, k, v, bias)
+    values = (bridge.attention(q, k, v, bias=bias, causal=True, softcap=2.0),)
+    assert values[0].shape == (2, 4, 9, 5)
+    for _ in range(3):
+        values = torch.autograd.grad(values, inputs, [torch.empty_like(y) for y in values], create_graph=True)
+        assert [(g.shape, g.dtype, g.device.type) for g in values] == [(x.shape, dtype, "meta") for x in inputs]
+    with forward_ad.dual_level():
+        out = bridge.attention(forward_ad.make_dual(q, torch.empty_like(q)), k, v, bias=bias)
+        moved = forward_ad.unpack_dual(out).tangent
+    assert (moved.shape, moved.dtype, moved.device.type) == ((2, 4, 9, 5), dtype, "meta")
+
+
+# --- planted mistakes -------------------------------------------------------------------------------------------------
+
+PLANTED = {
+    "scale": ("qs = q * o.scale", "qs = q * (1.01 * o.scale)"),
+    "lse without its sum": ("self.lse = row_max + total.log()", "self.lse = row_max + 0.9 * total.log()"),
+    "a sink counted twice": (
+        "total = total + (self.sinks[:, None] - row_max).exp()",
+        "total = total + 2 * (self.sinks[:, None] - row_max).exp()",
+    ),
+    "dlse forgotten": ("delta = delta - dlse", "delta = delta"),
+    "delta forgotten": ("ds = dp.sub_(delta[..., None]).mul_(p)", "ds = dp.mul_(p)"),
+    "dq without scale": ('self.combine(ds, self.x["k"]) * self.o.scale', 'self.combine(ds, self.x["k"])'),
+    "dk of unscaled queries": ('self.collect("dk", ds, self.qs)', 'self.collect("dk", ds, self.x["q"])'),
+    "dv without dropout": ('self.collect("dv", self.drop(p), dout)', 'self.collect("dv", p, dout)'),
+    "no slope of the softcap": ("ds = ds * self.modifier.first(self.z)", "ds = ds * 1.0"),
+    "no bend of the softcap": (" + ds * self.modifier.second(self.z) * self.z_dot", ""),
+    "lse_dot forgotten": ("return s_dot.sub_(self.lse_dot[..., None])", "return s_dot"),
+    "tangent of v forgotten": ("return found if v_dot is None else", "return found if True else"),
+    "delta_dot forgotten": ("ds_dot = moved.sub_(delta_dot[..., None]).mul_(p)", "ds_dot = moved.mul_(p)"),
+    "the move of the sink forgotten": ("delta_dot = delta_dot - delta * self._share() * self._sink_moves()", "pass"),
+    "the mask of another block": ("self.block.rows.start, self.block.keys.start)", "0, self.block.keys.start)"),
+    "keys of another block": (
+        "to = self.space.sums[name].narrow(-1, keys.start,",
+        "to = self.space.sums[name].narrow(-1, 0,",
+    ),
+}
+
+
+@pytest.mark.parametrize("change", PLANTED.values(), ids=PLANTED)
+def test_a_planted_mistake_is_noticed(change, monkeypatch):
+    old, new = change
+    text = Path(formulas.__file__).read_text()
+    assert text.count(old) >= 1
+    module = {"__name__": "planted"}
+    exec(text.replace(old, new), module)  # noqa: S102 - our own source with one change
+    for name in ("Formulas", "Space"):
+        monkeypatch.setattr(f"attngrad.backends.blocked.passes.{name}", module[name])
+    with pytest.raises(AssertionError):
+        test_blocked.check_passes(("window left", "bias", "softcap", "sinks", "dropout"), "grouped", 1e-11)
