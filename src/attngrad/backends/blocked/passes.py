@@ -50,7 +50,8 @@ def compute(
     with torch.no_grad():
         layouts = [LAYOUTS[name] for name in tensors]
         found = run(function, blocks, layouts, [results[name] for name in others], tuple(tensors.values()))
-    added = {name: y.mT.contiguous().view(results[name].shape) for name, y in sums.items()}
+    space.matrices.clear()  # each is free before the next is copied
+    added = {name: sums.pop(name).mT.contiguous().view(results[name].shape) for name in tuple(sums)}
     return {**dict(zip(others, found, strict=True)), **added}
 
 
