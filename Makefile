@@ -43,6 +43,7 @@ ifdef DEVICE
 	$(BIN)/python -m benchmarks.device --device $(DEVICE) $(ARGS)
 else
 	$(BIN)/python -m benchmarks --json benchmarks/results.json --markdown docs/benchmarks.md --plots docs/benchmarks
+	$(BIN)/python -m benchmarks.in_model --json benchmarks/in_model.json --markdown docs/in_a_model.md
 endif
 
 # The kernels as they are beside those of another revision, row by row: what shows that a change costs no speed.

@@ -139,6 +139,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--layers", type=int, default=2)
     arguments = parser.parse_args()
+    attngrad.share_threads()  # the products of NumPy and the kernels on one set of threads
     history = train(arguments.steps, arguments.seed, arguments.layers)
     print(f"accuracy on fresh sequences, where the block comes round again: {history.fresh_accuracy:.3f}")
 
