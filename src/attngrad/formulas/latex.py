@@ -15,7 +15,11 @@ from attngrad.formulas.tree import Binary, Call, Expression, Symbol, Transpose
 
 _FRACTIONS = {r"\frac", r"\dfrac", r"\tfrac"}
 _MARKS = {
-    r"\tilde": "tilde", r"\widetilde": "tilde", r"\bar": "bar", r"\overline": "bar", r"\dot": "dot",
+    r"\tilde": "tilde",
+    r"\widetilde": "tilde",
+    r"\bar": "bar",
+    r"\overline": "bar",
+    r"\dot": "dot",
     **dict.fromkeys((r"\hat", r"\widehat", r"\check"), "hat"),
 }
 STOPS = {
