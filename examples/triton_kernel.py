@@ -1,10 +1,11 @@
 """A Triton kernel under audit, without a GPU: Triton's interpreter runs it, the auditor judges it.
 
-One program per query (forward, dQ) and one per key (dK, dV), keys and queries in blocks: as plain as a kernel can be, and
-with what goes wrong in real ones: sizes that no block divides, the maximum under exp, delta, and the scale. ``backward``
-under ``create_graph=True`` raises: without that line it would return gradients that nothing can differentiate, silently.
+One program per query (forward, dQ) and one per key (dK, dV), keys and queries in blocks: as plain as a kernel can be,
+and with what goes wrong in real ones: sizes that no block divides, the maximum under exp, delta, and the scale.
+``backward`` under ``create_graph=True`` raises: without that line it would return gradients that nothing can
+differentiate, silently.
 
-Run it: ``TRITON_INTERPRET=1 attngrad audit examples/triton_kernel.py:attention --framework torch`` (``pip install triton``)
+Run it: ``TRITON_INTERPRET=1 attngrad audit examples/triton_kernel.py:attention --framework torch`` (with triton)
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ BLOCK = 16
 
 
 @triton.jit
-def forward_kernel(q, k, v, out, lse, scale, n_q, n_k, d, e, BLOCK: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def] # noqa: ANN201, N803
+def forward_kernel(q, k, v, out, lse, scale, n_q, n_k, d, e, BLOCK: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def] # noqa: N803
     """out_i = sum_j exp(s_ij - lse_i) v_j, with a running maximum."""
     i, head = tl.program_id(0), tl.program_id(1)
     f = tl.arange(0, WIDTH)
@@ -43,7 +44,7 @@ def forward_kernel(q, k, v, out, lse, scale, n_q, n_k, d, e, BLOCK: tl.constexpr
 
 
 @triton.jit
-def dq_kernel(q, k, v, dout, out, lse, dq, scale, n_q, n_k, d, e, BLOCK: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def] # noqa: ANN201, N803
+def dq_kernel(q, k, v, dout, out, lse, dq, scale, n_q, n_k, d, e, BLOCK: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def] # noqa: N803
     """dq_i = scale sum_j p_ij (dp_ij - delta_i) k_j."""
     i, head = tl.program_id(0), tl.program_id(1)
     f = tl.arange(0, WIDTH)
@@ -64,7 +65,7 @@ def dq_kernel(q, k, v, dout, out, lse, dq, scale, n_q, n_k, d, e, BLOCK: tl.cons
 
 
 @triton.jit
-def dkv_kernel(q, k, v, dout, out, lse, dk, dv, scale, n_q, n_k, d, e, BLOCK: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def] # noqa: ANN201, N803
+def dkv_kernel(q, k, v, dout, out, lse, dk, dv, scale, n_q, n_k, d, e, BLOCK: tl.constexpr, WIDTH: tl.constexpr):  # type: ignore[no-untyped-def] # noqa: N803
     """dk_j = scale sum_i ds_ij q_i, dv_j = sum_i p_ij do_i."""
     j, head = tl.program_id(0), tl.program_id(1)
     f = tl.arange(0, WIDTH)

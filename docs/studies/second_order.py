@@ -1,7 +1,7 @@
 """Which attention implementations raise, are right, or are silently wrong under ``create_graph=True``.
 
-Run it: ``python docs/studies/second_order.py [--path FOLDER ...] [--json]`` audits what is installed, and what lies in the
-folders; each in a process of its own, kernels of Triton in its interpreter. Nothing is downloaded.
+Run it: ``python docs/studies/second_order.py [--path FOLDER ...] [--json]`` audits what is installed, and what lies in
+the folders; each in a process of its own, kernels of Triton in its interpreter. Nothing is downloaded.
 
 The question is that of a gradient penalty, a force loss or a Hessian-vector product. q, k and v are made from leaves by
 linear maps, as in every model; the loss is the squared norm of the gradient at the leaves, and its gradient is compared

@@ -1,7 +1,7 @@
 """Public attention implementations, each as ``fn(q, k, v) -> out`` on ``(batch, heads, tokens, features)``.
 
-A subject is what is installed, or lies on a ``--path``. Where a kernel needs a GPU, its package's own autograd code is run
-around a stand-in kernel: dense attention that autograd cannot see into, as it cannot see into a compiled extension.
+A subject is what is installed, or lies on a ``--path``. Where a kernel needs a GPU, its package's own autograd code is
+run around a stand-in kernel: dense attention that autograd cannot see into, as it cannot see into a compiled extension.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""docs/studies/second_order.py tells raising from right from silently wrong; docs/second_order.md says what it found."""
+"""docs/studies/second_order.py tells raising, right and silently wrong apart; the page says what it found."""
 
 from __future__ import annotations
 

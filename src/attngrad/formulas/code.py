@@ -1,7 +1,7 @@
 r"""The part of the parser that knows code: the calls and methods of NumPy, PyTorch and JAX, and einsum.
 
-``np.sum(x, axis=-1, keepdims=True)`` is rowsum(x). Without ``keepdims`` it is a vector, and beside a matrix a vector is a
-row, as it is in NumPy: the commonest slip is found by its shape.
+``np.sum(x, axis=-1, keepdims=True)`` is rowsum(x). Without ``keepdims`` it is a vector, and beside a matrix a vector
+is a row, as it is in NumPy: the commonest slip is found by its shape.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _LSE = {"logsumexp", "LSE"}
 class Code(Latex):
     """Calls; ``Parser`` has the operators."""
 
-    CALLS = {*_PRODUCTS, *_INNER, *_LSE, "outer", "einsum", "transpose"}
-    KEYWORDS = {"axis", "dim", "keepdims", "keepdim"}
+    CALLS = frozenset({*_PRODUCTS, *_INNER, *_LSE, "outer", "einsum", "transpose"})
+    KEYWORDS = frozenset({"axis", "dim", "keepdims", "keepdim"})
 
     def __init__(self, *arguments: object) -> None:
         super().__init__(*arguments)  # type: ignore[arg-type]
@@ -194,7 +194,7 @@ class Code(Latex):
     # --- einsum ------------------------------------------------------------------------------------------------------
 
     def einsum(self, token: Token) -> Expression:
-        """einsum("ij,jk->ik", x, y) of one operand or two, with batches in all or none of them."""
+        """An einsum such as "ij,jk->ik", of one operand or two, with batches in all or none of them."""
         pattern = self.take()
         if pattern.kind != "einsum":
             raise self.fault('einsum needs its pattern first, with an arrow, as in einsum("ij,jk->ik", A, V).', pattern)

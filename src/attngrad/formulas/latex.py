@@ -70,7 +70,7 @@ class Latex(Scripts):
         raise self.fault(f"{token.text} is no part of the language here. {symbols.suggestion(word)}", token)
 
     def marked(self, mark: str, token: Token) -> Expression:
-        r"""\dot{Q} is a tangent, and so is \tilde{Q}; \bar{Q} a gradient; \hat{A}, and what is only a mark, the name."""
+        r"""\dot{Q} is a tangent, and so is \tilde{Q}; \bar{Q} a gradient; \hat{A}, and a mere mark, the name."""
         of = self.braced(self.plain_symbol) if self.here.text == "{" else self.plain_symbol()
         meaning = self.reading.of(mark) if mark in {"tilde", "bar"} else {"dot": "tangent"}.get(mark, "mark")
         name = {"tangent": f"{of.name}_dot", "adjoint": f"d{of.name}", "mark": of.name}[meaning]

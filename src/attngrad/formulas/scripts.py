@@ -113,10 +113,10 @@ class Scripts(Cursor):
         for opening, closing in ((["{", "("], [")", "}"]), (["("], [")"]), (["{"], ["}"]), ([], [])):
             k = len(opening)
             letter = ahead[k] if k < len(ahead) else ""
-            if ahead[:k] == opening and ahead[k + 1 : 2 * k + 1] == closing and len(letter) == 1:
-                if "a" <= letter <= "z" and letter not in "to":
-                    self.i += 2 * k + 2
-                    return (letter,)
+            is_letter = len(letter) == 1 and "a" <= letter <= "z" and letter not in "to"
+            if is_letter and ahead[:k] == opening and ahead[k + 1 : 2 * k + 1] == closing:
+                self.i += 2 * k + 2
+                return (letter,)
         return ()
 
     def of_one_row(self, word: str, name: str, indices: tuple[str, ...]) -> tuple[str, ...]:

@@ -51,7 +51,7 @@ _PATTERN = re.compile(
     (?P<statement>\s*?\n(?=\s*[A-Za-z][\w.]*\s*[+:]?=))
   | (?P<space>\s+|\#[^\n]*|\\(?:tag|label)\{[^{}]*\})
   | (?P<number>(?:[0-9]+(?:\.[0-9]+|\.(?![A-Za-z.]))?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)
-  | (?P<module>(?:np|numpy|jnp|jax\.numpy|jax\.nn|torch|torch\.nn\.functional|nn\.functional|F|math|scipy\.special)\.(?=[a-z]))
+  | (?P<module>(?:np|numpy|jnp|jax\.(?:numpy|nn)|(?:torch\.)?nn\.functional|torch|F|math|scipy\.special)\.(?=[a-z]))
   | (?P<long>[A-Za-z][A-Za-z0-9]*(?:\\?_[A-Za-z0-9]+)+)
   | (?P<name>[A-Za-z][A-Za-z0-9]*)
   | (?P<prime>(?<=[a-z])'+)
@@ -110,7 +110,7 @@ def tokenize(text: str) -> list[Token]:
 
 
 def _long_name(text: str, i: int, run: str) -> tuple[str, int]:
-    """The longest name with underscores that ``run`` begins with, grad_scores of grad_scores_ij; else its first word."""
+    """The longest name with underscores that ``run`` begins with, as in grad_scores_ij; else its first word."""
     end = len(run)
     while end > 0:
         word = run[:end].replace("\\", "")
