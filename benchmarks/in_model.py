@@ -149,7 +149,7 @@ def backward(attention: Attention, layers: int) -> None:
 
 def verify(name: str, outputs: Sequence[Tensor]) -> None:
     """Both variants compute the same; what differs is not worth timing."""
-    theirs, ours = outputs
+    theirs, ours = (x.detach() for x in outputs)
     error = float((ours - theirs).abs().max() / theirs.abs().max())
     if not error < 1e-4:
         raise SystemExit(f"in_model: {name} must be the same with both; got a difference of {error:.1e}.")
