@@ -1,6 +1,7 @@
 // The pool, its tickets and the kept memory without Python: many threads at once, for ThreadSanitizer (make sanitize-thread).
 // Every call sums numbers in an order that the tickets keep, in memory that it fills with marks of its own; exit status 1
-// where a sum differs or a mark is somebody else's.
+// where a sum differs or a mark is somebody else's. Then the same on the workers of libgomp, which are not instrumented.
+#include <dlfcn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -21,14 +22,14 @@ constexpr int tasks = 40, cells = 5;
 // Floating-point sums depend on their order.
 double term(std::int64_t task, int cell) { return 1.0 / (1.0 + static_cast<double>(task) * 3.7 + cell); }
 
-bool call(int threads, std::size_t bytes, unsigned char mark) {
+bool call(int threads, std::size_t bytes, unsigned char mark, const Loan& loan = {}) {
     const Buffer scratch = take_scratch(bytes), result = take_buffer(bytes);
     std::memset(scratch.data, mark, bytes);
     std::memset(result.data, mark, bytes);
     std::vector<double> sums(cells, 0.0), expected(cells, 0.0);
     for (int cell = 0; cell < cells; ++cell)
         for (int task = 0; task < tasks; ++task) expected[cell] += term(task, cell);
-    ParallelCall parallel(threads, [] { return false; });
+    ParallelCall parallel(threads, [] { return false; }, loan);
     Tickets tickets(cells);
     parallel.run(tasks, threads, [&](std::int64_t task, int) {
         for (int cell = 0; cell < cells; ++cell) {
@@ -59,16 +60,29 @@ bool many(int callers, int calls) {
     return true;
 }
 
+// The same on the workers of OpenMP, of which a child has none.
+bool borrowed(int calls) {
+    void* gomp = dlopen("libgomp.so.1", RTLD_NOW);
+    if (!gomp) return false;
+    OpenMp runtime;
+    runtime.parallel = reinterpret_cast<decltype(runtime.parallel)>(dlsym(gomp, "GOMP_parallel"));
+    runtime.in_parallel = reinterpret_cast<int (*)()>(dlsym(gomp, "omp_in_parallel"));
+    set_openmp(runtime);
+    bool right = true;
+    for (int i = 0; i < calls; ++i) right = call(4, 100000, 7, {Lender::openmp, 4}) && right;
+    return right && runs_by(Lender::openmp) > 0;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
     const int calls = argc > 1 ? std::atoi(argv[1]) : 300;
-    bool right = many(8, calls);
+    bool right = borrowed(calls) && many(8, calls);
     const pid_t child = fork();  // the pool is left behind
-    if (child == 0) _exit(call(4, 100000, 9) ? 0 : 1);
+    if (child == 0) _exit(call(4, 100000, 9, {Lender::openmp, 4}) ? 0 : 1);
     int status = 1;
     waitpid(child, &status, 0);
     right = right && status == 0 && many(3, calls / 10);
-    std::printf("%d calls from 8 threads: %s\n", 8 * calls, right ? "right" : "wrong");
+    std::printf("%d calls on borrowed workers, %d from 8 threads: %s\n", calls, 8 * calls, right ? "right" : "wrong");
     return right ? 0 : 1;
 }
