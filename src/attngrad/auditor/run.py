@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from attngrad.auditor import objects
+from attngrad.auditor import adapters
 from attngrad.auditor.cases import EFFORTS, cases, check_options
+from attngrad.auditor.detect import settle
 from attngrad.auditor.findings import report
+from attngrad.auditor.layouts import layout_of
+from attngrad.auditor.objects import is_layer_object
+from attngrad.auditor.pairs import as_function, is_pair
 from attngrad.auditor.plans import FEATURES
 from attngrad.auditor.report import AuditReport, Finding
 from attngrad.auditor.session import Session
-from attngrad.auditor.targets import BadCandidate, parameters_of, target_of
+from attngrad.auditor.sizes import both, sizes_of
+from attngrad.auditor.targets import BadCandidate, level_of, parameters_of, target_of
 from attngrad.core.arrays import kind_of
 from attngrad.core.checks import check_real, fail
 from attngrad.core.dtypes import BFLOAT16, KERNEL_DTYPES, SENTENCE
@@ -27,10 +33,15 @@ _ALIASES = {"d!=e": "widths", "dv": "widths", "t!=s": "cross", "mqa": "gqa"}
 def audit(
     candidate: Any,
     *,
-    level: str = "attention",
+    level: str | None = None,
     options: Mapping[str, Any] | None = None,
     supports: Sequence[str] = (),
-    dtype: Any = np.float64,
+    layout: str | None = None,
+    sizes: Mapping[str, Any] | None = None,
+    dtype: Any = None,
+    framework: str | None = None,
+    device: Any = None,
+    inputs: Mapping[str, Any] | None = None,
     effort: str = "default",
     seed: int = 0,
     time_limit: float = 10.0,
@@ -42,15 +53,22 @@ def audit(
     Args:
         candidate: ``candidate(q, k, v, dout)`` on arrays ``(B, H, T, D)``, which returns ``(out, dq, dk, dv)``,
             ``(dq, dk, dv)``, or a mapping with any of the names of docs/audit.md; ``candidate(q, k, v)`` for a forward
-            alone; with ``q_dot, k_dot, v_dot`` (and ``dout_dot``) among its arguments for JVP and HVP. For
-            ``level="layer"``: ``candidate(query, key, value, w_q, w_k, w_v, w_o, dy, num_heads)``, or a class or object
-            with ``forward`` and ``backward``.
+            alone; with ``q_dot, k_dot, v_dot`` (and ``dout_dot``) among its arguments for JVP and HVP; a pair
+            ``(forward, backward)``. For a layer: ``candidate(query, key, value, w_q, w_k, w_v, w_o, dy, num_heads)``,
+            what it needs of these by name, or a class or object with ``forward`` and ``backward``.
+        level: ``"attention"`` or ``"layer"``; None: by whether it has weights.
         options: what every case has: ``{"causal": True}``. Passed as keywords if the candidate takes them; one that
             takes no ``causal`` must be causal by itself, and is not audited where it is not. ``True`` for mask, bias,
             sinks or segments makes one for each case. None: no option is ever passed.
         supports: ``"gqa"``, ``"cross"`` (T != S), ``"widths"`` (D != E), ``"rectangular"``: raising on these is then a
             fault, not a note.
-        dtype: float64, float32, float16 or bfloat16.
+        layout: ``"BHTD"``, ``"BTHD"``, ``"BTD"``, ``"HTD"``, ``"TD"`` or ``"packed"`` (with cu_seqlens); None: found
+            out by a call.
+        sizes: those that it takes: ``{"tokens": "multiple of 16", "features": (32, 64, 128)}``.
+        dtype: float64, float32, float16 or bfloat16; None: float64, or the widest that it takes.
+        framework: ``"numpy"``, ``"torch"`` or ``"jax"``: the arrays that it takes; None: by what it uses.
+        device: where the tensors of a PyTorch candidate live. The truth is computed on the CPU.
+        inputs: recorded ``{"q": ..., "k": ..., "v": ..., "dout": ...}`` to audit it with, in place of made cases.
         effort: ``"quick"``, ``"default"`` or ``"full"``.
         seed: of the values.
         time_limit: seconds for one call.
@@ -66,16 +84,32 @@ def audit(
     (False, ('scale-missing-in-dq',))
     """
     chosen, wanted, kind = _check(candidate, level, options, supports, dtype, effort, seed, time_limit)
+    place, adapt = layout_of(layout), sizes_of(sizes)
+    handled = adapters.differentiable(
+        candidate, framework, device, level=level, options=options, supports=supports, layout=layout, sizes=sizes,
+        dtype=dtype, inputs=inputs, effort=effort, seed=seed, time_limit=time_limit, progress=progress, name=name,
+    )  # fmt: skip
+    if handled is not None:
+        return handled
+    convert = adapters.converter(candidate, framework, device)
     title: str = name or getattr(candidate, "__qualname__", None) or type(candidate).__name__
-    settings = {"level": level, "dtype": kind.name, "effort": effort, "seed": int(seed), "options": _told(chosen)}
+    settings = {"level": level, "dtype": kind, "effort": effort, "seed": int(seed), "options": _told(chosen)}
     try:
-        target = target_of(candidate, level, wanted)
+        settings["level"] = level = level or level_of(candidate)
+        target, kind, said = settle(
+            lambda layout, kind: target_of(candidate, level, wanted, layout, kind, convert),
+            level, place, kind, chosen, adapt, time_limit,
+        )  # fmt: skip
     except BadCandidate as error:
+        settings["dtype"] = (kind or np.dtype(np.float64)).name
         return AuditReport(title, "not audited", findings=(Finding("crash", str(error)),), settings=settings)
+    target, settings["dtype"] = replace(target, adapt=both(target.adapt, adapt)), kind.name
     values: dict[str, Any] = {"options": chosen, "dtype": kind, "effort": effort, "seed": seed}
-    made = list(cases(level, **values, only=target.adapt, plain_output=target.plain_output))
+    made = list(map(target.recast, cases(level, **values, only=target.adapt, plain_output=target.plain_output)))
     tell = progress or (lambda done, total, text: None)
     session = Session(target, kind, wanted, time_limit)
+    for about, text in said:
+        session.say(about, text, fault=False)
     lacking = [option for option in chosen if option not in target.keywords and option != "seed"]
     for option in lacking:
         text = f"It has no parameter {option}: it was called without it, and judged as attention with {option}."
@@ -99,10 +133,10 @@ def audit(
 
 def _check(
     candidate: Any, level: Any, options: Any, supports: Any, dtype: Any, effort: Any, seed: Any, time_limit: Any
-) -> tuple[dict[str, Any], frozenset[str], np.dtype[Any]]:
-    if not callable(candidate) and not objects.is_layer_object(candidate):
+) -> tuple[dict[str, Any], frozenset[str], np.dtype[Any] | None]:
+    if not callable(candidate) and not is_layer_object(candidate) and not is_pair(candidate):
         fail(TypeError, "audit", "candidate", "be callable", kind_of(candidate))
-    if level not in LEVELS:
+    if level not in (None, *LEVELS):
         fail(ValueError, "audit", "level", "be 'attention' or 'layer'", repr(level))
     if effort not in EFFORTS:
         fail(ValueError, "audit", "effort", f"be one of {', '.join(EFFORTS)}", repr(effort))
@@ -114,10 +148,10 @@ def _check(
     for unknown in claimed - set(FEATURES):
         fail(ValueError, "audit", "supports", f"have only {', '.join(FEATURES)}", repr(unknown))
     try:
-        kind = np.dtype(BFLOAT16 if dtype == BFLOAT16.name else dtype)
+        kind = None if dtype is None else np.dtype(BFLOAT16 if dtype == BFLOAT16.name else dtype)
     except TypeError:
         fail(TypeError, "audit", "dtype", "be a dtype", repr(dtype))
-    if kind not in KERNEL_DTYPES:
+    if kind is not None and kind not in KERNEL_DTYPES:
         fail(ValueError, "audit", "dtype", f"be {SENTENCE}", kind)
     if not isinstance(seed, (int, np.integer)) or isinstance(seed, bool) or seed < 0:
         fail(ValueError, "audit", "seed", "be an integer >= 0", repr(seed))
@@ -128,7 +162,7 @@ def _check(
 
 def _not_taken(candidate: Any, lacking: Sequence[str], wrong: bool) -> str:
     """What is said of a candidate that was asked for options that it neither takes nor computes."""
-    names, own = " and ".join(lacking), parameters_of(getattr(candidate, "__wrapped__", candidate)).names
+    names, own = " and ".join(lacking), parameters_of(getattr(as_function(candidate), "__wrapped__", candidate)).names
     close = "closer to" if wrong else "right for"
     return (
         f"audit: candidate must take {names}; it takes ({', '.join(own)}), and its results are {close} attention "

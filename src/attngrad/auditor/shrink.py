@@ -128,7 +128,7 @@ def smallest_case(session: Session, name: str, budget: Budget) -> str:
             comment += f"\n{name} should be\n{truth}\nbut it is\n{got}"
     n = case.dims
     text = target.code.replace("{heads}", str(n.hq)).replace("{kv_heads}", str(n.hk)).replace("{model}", str(n.model))
-    return as_code(case, target.arguments, text, target.keywords, comment)
+    return as_code(target.view(case), target.arguments, text, target.keywords, comment)
 
 
 def _literal(x: NDArray) -> str:
