@@ -8,8 +8,46 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from attngrad.auditor import names
+from attngrad.core.options import OPTION_NAMES
 
+QKV = ("q", "k", "v", "dout")
 LAYER_NAMES = {"q": "query", "k": "key", "v": "value", "dout": "dy", "out": "y"}
+
+
+class BadCandidate(TypeError):  # noqa: N818
+    """The candidate cannot be called in any way that the auditor knows."""
+
+
+class Parameters(NamedTuple):
+    """The parameters that must be given by position; those that can be by keyword; whether any can (``**``)."""
+
+    required: tuple[str, ...] = QKV
+    keywords: frozenset[str] = frozenset()
+    everything: bool = False
+    names: tuple[str, ...] = ()
+    """All of them; with ``**``, those of the options."""
+
+
+def parameters_of(candidate: Any) -> Parameters:
+    """The parameters of a candidate; where it has no signature that could be read, (q, k, v, dout)."""
+    try:
+        found = inspect.signature(candidate).parameters.values()
+    except (TypeError, ValueError):
+        return Parameters()
+    kinds = inspect.Parameter
+    required: tuple[str, ...] = ()
+    keywords, everything = set(), False
+    for p in found:
+        if p.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD) and p.default is kinds.empty:
+            required += (p.name,)
+        elif p.kind in (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY):
+            keywords.add(p.name)
+        elif p.kind is kinds.VAR_POSITIONAL and not required:
+            required = QKV
+        elif p.kind is kinds.VAR_KEYWORD:
+            everything = True
+    names = tuple(OPTION_NAMES) if everything else tuple(p.name for p in found)
+    return Parameters(required, frozenset(keywords), everything, names)
 
 
 class Context(SimpleNamespace):
@@ -92,8 +130,15 @@ def sources(
     return positional, keywords
 
 
-def call(function: Any, given: Mapping[str, Any], level: str, unknown: tuple[str, ...], rest: Sequence[Any] = ()) -> Any:
-    """Call ``function`` with what its parameters mean."""
+def call(
+    function: Any,
+    given: Mapping[str, Any],
+    level: str,
+    unknown: tuple[str, ...],
+    rest: Sequence[Any] = (),
+    more: Mapping[str, Any] | None = None,
+) -> Any:
+    """Call ``function`` with what its parameters mean, and ``more`` as keywords."""
 
     def value(source: Source) -> Any:
         if isinstance(source, str):
@@ -101,7 +146,7 @@ def call(function: Any, given: Mapping[str, Any], level: str, unknown: tuple[str
         return rest[source][0] if source.stop is not None else tuple(rest)
 
     positional, keywords = sources(function, given.keys(), level, unknown, len(rest))
-    return function(*map(value, positional), **{name: value(x) for name, x in keywords.items()})
+    return function(*map(value, positional), **{name: value(x) for name, x in keywords.items()}, **(more or {}))
 
 
 def first_names(function: Any, given: Collection[str], level: str) -> tuple[str, ...]:
@@ -124,7 +169,11 @@ def split(returned: Any, out: str) -> tuple[dict[str, Any], list[Any]]:
 
 
 def both(
-    forward: Callable[..., Any], backward: Callable[..., Any], given: dict[str, Any], level: str, results: dict[str, Any]
+    forward: Callable[..., Any],
+    backward: Callable[..., Any],
+    given: dict[str, Any],
+    level: str,
+    results: dict[str, Any],
 ) -> Any:
     """Run forward, then backward with what it saved; what the forward gives goes to ``results``, the rest comes back."""
     with_context = any(names.squashed(p.name) == "ctx" for p in parameters(forward, level))

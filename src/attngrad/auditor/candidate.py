@@ -192,7 +192,8 @@ def guarded(work: Callable[[], Any], seconds: float) -> tuple[Any, BaseException
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
             thread.join(1.0)
             return None, TimeoutError(), None
-    return (outcome or [None])[0], (failed or [None])[0], printed.getvalue()  # type: ignore[list-item]
+    # Out of their lists: an error holds its frames, these hold the lists, and what a candidate hoarded would stay.
+    return outcome.pop() if outcome else None, failed.pop() if failed else None, printed.getvalue()
 
 
 def run(prepare: Caller, case: Case, level: str, tangents: bool, seconds: float) -> Call:

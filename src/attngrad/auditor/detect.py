@@ -28,22 +28,28 @@ Make = Callable[[Layout | None, Any], Target]
 
 
 def settle(
-    of: Make, level: str, layout: Layout | None, dtype: Any, options: Mapping[str, Any], sizes: Adapt | None, limit: float
-) -> tuple[Target, np.dtype[Any], list[tuple[str, str]]]:
-    """The target in the layout and the dtype that it takes, and what is to be said of these: kind and text."""
+    of: Make,
+    level: str,
+    layout: Layout | None,
+    dtype: Any,
+    options: Mapping[str, Any],
+    sizes: Adapt | None,
+    limit: float,
+) -> tuple[Layout, np.dtype[Any], list[tuple[str, str]]]:
+    """The layout and the dtype that it takes, and what is to be said of these: kind and text."""
     said: list[tuple[str, str]] = []
     refused = ""
     chosen: tuple[Target, np.dtype[Any]] | None = None
     for kind in _DTYPES if dtype is None else (np.dtype(dtype),):
         rank, target, call = _best(of, level, layout, kind, options, sizes, limit)
         chosen = chosen or (target, kind)
-        if call.timeout or call.exited:
+        if _hopeless(call):
             break
         if rank >= _RAN:
             chosen = target, kind
             if dtype is None and (narrower := _returned(call, kind)) is not None:
                 said.append(("dtype", f"It returns {narrower.name} for {kind.name}: audited in {narrower.name}."))
-                chosen = of(target.layout if level == "attention" else None, narrower), narrower
+                chosen = target, narrower
             elif refused:
                 said.append(("dtype", f"It does not take {refused}: audited in {kind.name}."))
             break
@@ -55,11 +61,17 @@ def settle(
         letters = {"b": "batch", "h": "heads", "t": "tokens", "d": "features"}
         axes = ", ".join(letters[a] for a in chosen[0].layout.axes)
         said.append(("layout", f"Its arrays are ({axes}): audited with layout {found!r}."))
-    return *chosen, said
+    return chosen[0].layout, chosen[1], said
 
 
 def _best(
-    of: Make, level: str, layout: Layout | None, kind: np.dtype[Any], options: Mapping[str, Any], sizes: Adapt | None, limit: float
+    of: Make,
+    level: str,
+    layout: Layout | None,
+    kind: np.dtype[Any],
+    options: Mapping[str, Any],
+    sizes: Adapt | None,
+    limit: float,
 ) -> tuple[int, Target, Call]:
     """The first layout in which the output is right; else that in which it is nearest to it."""
     best: tuple[int, Target, Call] | None = None
@@ -70,10 +82,16 @@ def _best(
             rank, call = _rank(target, level, kind, given, sizes, limit)
             if best is None or rank > best[0]:
                 best = rank, target, call
-            if rank == _RANDOM or call.timeout or call.exited:
+            if rank == _RANDOM or _hopeless(call):
                 return rank, target, call
     assert best is not None  # noqa: S101
     return best
+
+
+def _hopeless(call: Call) -> bool:
+    """Whether no other layout or dtype could mend what happened."""
+    beyond = ("MemoryError", "RecursionError", "NameError", "KeyboardInterrupt", "ImportError", "ModuleNotFoundError")
+    return call.timeout or call.exited or (call.error or "").split(":")[0] in beyond
 
 
 def _in_turn(of: Make, kind: np.dtype[Any]) -> Iterator[Layout | None]:

@@ -8,10 +8,12 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+from attngrad.auditor.adapters import prepared
 from attngrad.auditor.report import AuditReport, Finding
 from attngrad.auditor.run import audit
 
 _ARRAYS = ("q", "k", "v", "dout", "q_dot", "k_dot", "v_dot", "dout_dot")
+BACKWARD = "a backward"
 OPTION_GRADIENTS = "the gradient of bias or sinks"
 _MORE = ("bias", "sinks")
 _TANGENTS = tuple(f"{name}_dot" for name in _MORE)
@@ -28,7 +30,17 @@ def inputs_of(options: dict[str, Any]) -> tuple[str, ...]:
 
 def function_of(fn: Any, options: dict[str, Any], names: tuple[str, ...]) -> Callable[..., Any]:
     """``fn`` as a function of the inputs ``names`` alone."""
-    return lambda *x: fn(*x[:3], **(options | dict(zip(names[3:], x[3:], strict=True))))
+
+    def f(*x: Any) -> Any:
+        found = fn(*x[:3], **(options | dict(zip(names[3:], x[3:], strict=True))))
+        return found[0] if isinstance(found, (tuple, list)) else found  # out before lse, or before weights
+
+    return f
+
+
+def _forward(f: Any, x: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    """The output alone."""
+    return {"out": f(*(x[n] for n in names))}
 
 
 @cache
@@ -83,6 +95,8 @@ def audit_differentiable(
     ``caller`` lets a mode take NumPy arrays. A mode that the first call shows ``fn`` not to offer is left out, with a
     note.
     """
+    fn = prepared(fn, keywords)
+    forward = caller(_forward)
     modes = {name: caller(mode) for name, mode in _modes(vjp, jvp, second).items()}
     gradients = modes.pop("")
     missing: dict[str, str] = {}
@@ -91,7 +105,14 @@ def audit_differentiable(
     def candidate(*arrays: Any, **options: Any) -> dict[str, Any]:
         given = dict(zip(_ARRAYS, arrays, strict=True))
         given |= {name: options.pop(name) for name in _TANGENTS if name in options}
-        results = gradients(fn, given, options)
+        try:
+            results = {} if BACKWARD in missing else gradients(fn, given, options)
+        except NotImplementedError as error:  # as FlexAttention's on the CPU
+            if settled:
+                raise
+            missing.update(dict.fromkeys((BACKWARD, *modes), f"{type(error).__name__}: {error}".splitlines()[0]))
+        if BACKWARD in missing:
+            return forward(fn, given, options)
         for name, mode in modes.items():
             if name in missing:
                 continue
@@ -106,10 +127,16 @@ def audit_differentiable(
             settled.add(name)
         return results
 
+    def probe(*arrays: Any, **options: Any) -> dict[str, Any]:
+        given = dict(zip(_ARRAYS, arrays, strict=True))
+        return forward(fn, given, {name: x for name, x in options.items() if name not in _TANGENTS})
+
+    candidate.probe = probe  # type: ignore[attr-defined]
+    probe.__signature__ = _signature(fn)  # type: ignore[attr-defined]
     candidate.__signature__ = _signature(fn)  # type: ignore[attr-defined]
     candidate.__wrapped__ = fn  # type: ignore[attr-defined]
     keywords.setdefault("name", getattr(fn, "__qualname__", type(fn).__name__))
-    report = audit(candidate, **keywords)
+    report = audit(candidate, level="attention", framework="numpy", **keywords)
     notes = tuple(
         Finding("unsupported", f"It does not offer {name}, which was not audited: {why}", False, name)
         for name, why in missing.items()

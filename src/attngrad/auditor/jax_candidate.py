@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from functools import cache
 from typing import Any
 
 import numpy as np
 
-from attngrad.auditor.frameworks import Call, Mode, audit_differentiable, function_of, inputs_of
+from attngrad.auditor.frameworks import Call, Mode, _forward, audit_differentiable, function_of, inputs_of
 from attngrad.auditor.report import AuditReport
 
 
@@ -15,7 +16,7 @@ def audit(fn: Any, **keywords: Any) -> AuditReport:
     """Audit ``fn(q, k, v) -> out`` on JAX arrays ``(B, H, T, D)``; keywords as of ``attngrad.audit``.
 
     dq, dk, dv, dbias and dsinks come from ``jax.vjp``; where ``fn`` offers them, forward mode (``jax.jvp``) and second
-    order are audited too, all under ``jax.jit``. float64 is enabled for the calls. Options are passed as keywords if
+    order are audited too, all under ``jax.jit``. float64 is enabled for calls in it, and for no others. Options are passed as keywords if
     ``fn`` takes them. One call may take a minute (``time_limit``), since every shape is compiled.
 
     >>> import jax
@@ -30,9 +31,12 @@ def audit(fn: Any, **keywords: Any) -> AuditReport:
     return audit_differentiable(fn, _caller, _vjp, jax.jvp, _second, **keywords)
 
 
-def _x64() -> Any:
-    """A context in which float64 stays float64."""
+def _x64(given: dict[str, Any]) -> Any:
+    """A context in which float64 stays float64, where there is any."""
     import jax
+
+    if not any(x.dtype == np.float64 for x in given.values()):
+        return contextlib.nullcontext()
 
     if hasattr(jax, "enable_x64"):
         return jax.enable_x64(True)
@@ -58,11 +62,12 @@ def _caller(mode: Mode) -> Call:
         import jax
         import jax.numpy as jnp
 
-        with _x64():
+        with _x64(given):
             x = {name: jnp.asarray(value) for name, value in given.items()}
             arrays = {n: jax.tree.map(jnp.asarray, o) for n, o in options.items() if _has_arrays(o)}
             static = tuple((n, o) for n, o in options.items() if n not in arrays)
-            results = _compiled(mode, fn, static)(x, arrays)
+            run = _compiled(mode, fn, static)
+            results = (run.__wrapped__ if mode is _forward else run)(x, arrays)  # a probe is not worth compiling
             return {name: np.asarray(value) for name, value in results.items()}
 
     return call

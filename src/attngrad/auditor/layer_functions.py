@@ -11,6 +11,7 @@ import numpy as np
 from attngrad.auditor import calls, names
 from attngrad.auditor.candidate import guarded
 from attngrad.auditor.cases import Case
+from attngrad.auditor.calls import BadCandidate, parameters_of
 from attngrad.auditor.layers import INPUTS, WEIGHTS, Convention, settle
 from attngrad.core.arrays import NDArray
 from attngrad.core.options import OPTIONS
@@ -43,12 +44,16 @@ class LayerFunction:
         self.forward, self.backward = candidate if isinstance(candidate, (tuple, list)) else (candidate, None)
         self.dtype = dtype
         found = calls.parameters(self.forward, "layer")
+        everything = parameters_of(self.forward).everything
         required = [p for p in found if p.required]
         meant = [p.means for p in required]
-        self.by_place = len(found) == 0 or (len(required) == len(_ALL) and len({m for m in meant if m in _ALL}) < len(_ALL))
+        self.by_place = len(found) == 0 or (
+            len(required) == len(_ALL) and len({m for m in meant if m in _ALL}) < len(_ALL)
+        )
         self.keywords = tuple(p.name for p in found) + tuple(p.means for p in found if p.means)
         self.takes = {p.means for p in found} | (set(_ALL) if self.by_place else set())
-        from attngrad.auditor.targets import BadCandidate
+        self.more = frozenset(OPTIONS) - self.takes if everything else frozenset()
+        self.keywords += tuple(self.more)
 
         weights = [p.means for p in found if p.means in (*WEIGHTS, "w_qkv")]
         if self.by_place or "parameters" in self.takes:
@@ -61,7 +66,9 @@ class LayerFunction:
             )
         single = "num_heads" not in self.takes
         self.convention = Convention(
-            dict.fromkeys(weights, "(in, out)"), self_only="query" not in self.takes and "x" in self.takes, single=single
+            dict.fromkeys(weights, "(in, out)"),
+            self_only="query" not in self.takes and "x" in self.takes,
+            single=single,
         )
         if not self.by_place and {"x", "parameters", "w_qkv"} & self.takes:
             first = {name: "(in, 3 out)" if name == "w_qkv" else "(in, out)" for name in weights}
@@ -79,12 +86,13 @@ class LayerFunction:
     def _run(self, convention: Convention, case: Case, arrays: dict[str, NDArray]) -> dict[str, Any]:
         given = self._given(convention, case, {name: self.convert(x) for name, x in arrays.items()})
         results: dict[str, Any] = {}
+        more = {name: x for name, x in case.options.items() if name in self.more}
         if self.by_place:
-            optional = {p.name: given[p.means] for p in calls.parameters(self.forward, "layer")
-                        if not p.required and p.means in given}  # fmt: skip
-            returned = self.forward(*[given[name] for name in _ALL], **optional)
+            found = calls.parameters(self.forward, "layer")
+            more |= {p.name: given[p.means] for p in found if not p.required and p.means in given}
+            returned = self.forward(*[given[name] for name in _ALL], **more)
         elif self.backward is None:
-            returned = calls.call(self.forward, given, "layer", ())
+            returned = calls.call(self.forward, given, "layer", (), more=more)
         else:
             try:
                 returned = calls.both(self.forward, self.backward, given, "layer", results)
@@ -121,7 +129,11 @@ class LayerFunction:
         shown = {"num_heads": "{heads}", "num_kv_heads": "{kv_heads}", "parameters": "params"}
         found = [p for p in calls.parameters(self.forward, "layer") if p.required]
         text = ", ".join(shown.get(str(p.means), str(p.means)) for p in found)
-        lines = ["params = {" + ", ".join(f'"{x}": {x}' for x in self.convention.forms) + "}"] if "parameters" in self.takes else []
+        lines = (
+            ["params = {" + ", ".join(f'"{x}": {x}' for x in self.convention.forms) + "}"]
+            if "parameters" in self.takes
+            else []
+        )
         lines = [line.replace("{", "{{").replace("}", "}}") for line in lines]
         if self.backward is None:
             return "\n".join([*lines, f"results = candidate({text}{{options}})"])

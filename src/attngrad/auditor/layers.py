@@ -159,7 +159,11 @@ def settle(
         for forms in _choices(tried, first, shapes, case):
             now = replace(tried, forms=forms)
             y = as_array(y_of(now, case))
-            if y is not None and y.shape == truth.shape[not batched :] and np.allclose(y, truth[0 if not batched else ...], 0.05, 0.02):
+            if (
+                y is not None
+                and y.shape == truth.shape[not batched :]
+                and np.allclose(y, truth[0 if not batched else ...], 0.05, 0.02)
+            ):
                 return now
     return replace(convention, forms={**convention.forms, **{k: x for k, x in first.items() if k in convention.forms}})
 
@@ -172,7 +176,11 @@ def _choices(
     lead = "w_qkv" if "w_qkv" in have else "w_v"
 
     def possible(name: str) -> list[str]:
-        found = [f for f in forms_of(name) if shapes is None or laid_out(name, f, case.arrays, case.dims).shape == shapes[name]]
+        found = [
+            f
+            for f in forms_of(name)
+            if shapes is None or laid_out(name, f, case.arrays, case.dims).shape == shapes[name]
+        ]
         return sorted(found, key=lambda f: f != first.get(name))
 
     choices = []

@@ -34,7 +34,9 @@ def squashed(name: str) -> str:
 
 @cache
 def _table(kind: str) -> dict[str, str]:
-    return {spelling: name for name, many in read_toml("attngrad.auditor", "names.toml")[kind].items() for spelling in many}
+    return {
+        spelling: name for name, many in read_toml("attngrad.auditor", "names.toml")[kind].items() for spelling in many
+    }
 
 
 def known(name: str, *kinds: str) -> str | None:

@@ -63,7 +63,11 @@ def _sizes(candidate: Any) -> dict[str, str]:
 
 def _is_set(means: str, default: Any) -> bool:
     """Whether a parameter with this default must be given another value."""
-    return means not in ("length", "batch", "seed", "rng", "dtype", "off") and default is not None or (means == "off" and bool(default))
+    return (
+        means not in ("length", "batch", "seed", "rng", "dtype", "off")
+        and default is not None
+        or (means == "off" and bool(default))
+    )
 
 
 def construct(candidate: Any, n: Dims, dtype: Any) -> Any:
@@ -271,6 +275,8 @@ class LayerObject:
 def _required(function: Any, given: tuple[str, ...]) -> int:
     """How many inputs a forward takes."""
     try:
-        return sum(p.required and p.means not in given[1:] for p in calls.parameters(function, "layer") if p.name != "self")
+        return sum(
+            p.required and p.means not in given[1:] for p in calls.parameters(function, "layer") if p.name != "self"
+        )
     except (TypeError, ValueError):
         return 3

@@ -45,7 +45,8 @@ def _joined(forward: Any, halves: Any, bound: bool = True) -> Any:
     options = [
         p
         for p in inspect.signature(forward).parameters.values()
-        if (m := calls.meaning(p.name, "attention")) not in ("q", "k", "v", "cache", None) and (bound or p.name != "self")
+        if (m := calls.meaning(p.name, "attention")) not in ("q", "k", "v", "cache", None)
+        and (bound or p.name != "self")
     ]
 
     def candidate(q: Any, k: Any, v: Any, dout: Any, **given: Any) -> dict[str, Any]:

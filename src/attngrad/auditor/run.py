@@ -96,10 +96,12 @@ def audit(
     settings = {"level": level, "dtype": kind, "effort": effort, "seed": int(seed), "options": _told(chosen)}
     try:
         settings["level"] = level = level or level_of(candidate)
-        target, kind, said = settle(
-            lambda layout, kind: target_of(candidate, level, wanted, layout, kind, convert),
+        asked = getattr(candidate, "probe", candidate)
+        place, kind, said = settle(
+            lambda layout, kind: target_of(asked, level, wanted, layout, kind, convert),
             level, place, kind, chosen, adapt, time_limit,
         )  # fmt: skip
+        target = target_of(candidate, level, wanted, place, kind, convert)
     except BadCandidate as error:
         settings["dtype"] = (kind or np.dtype(np.float64)).name
         return AuditReport(title, "not audited", findings=(Finding("crash", str(error)),), settings=settings)

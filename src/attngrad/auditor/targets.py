@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from attngrad.auditor import calls, names
+from attngrad.auditor.calls import QKV, BadCandidate, Parameters, parameters_of
 from attngrad.auditor.candidate import named_results
 from attngrad.auditor.cases import Caller, Case
 from attngrad.auditor.layer_functions import LayerFunction
@@ -21,40 +21,6 @@ from attngrad.auditor.pipeline import RESULTS, Pipeline
 from attngrad.auditor.plans import INPUTS, Dims
 from attngrad.core.arrays import NDArray
 from attngrad.core.options import OPTION_NAMES, OPTIONS
-
-QKV = ("q", "k", "v", "dout")
-
-
-class Parameters(NamedTuple):
-    """The parameters that must be given by position; those that can be by keyword; whether any can (``**``)."""
-
-    required: tuple[str, ...] = QKV
-    keywords: frozenset[str] = frozenset()
-    everything: bool = False
-    names: tuple[str, ...] = ()
-    """All of them; with ``**``, those of the options."""
-
-
-def parameters_of(candidate: Any) -> Parameters:
-    """The parameters of a candidate; where it has no signature that could be read, (q, k, v, dout)."""
-    try:
-        found = inspect.signature(candidate).parameters.values()
-    except (TypeError, ValueError):
-        return Parameters()
-    kinds = inspect.Parameter
-    required: tuple[str, ...] = ()
-    keywords, everything = set(), False
-    for p in found:
-        if p.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD) and p.default is kinds.empty:
-            required += (p.name,)
-        elif p.kind in (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY):
-            keywords.add(p.name)
-        elif p.kind is kinds.VAR_POSITIONAL and not required:
-            required = QKV
-        elif p.kind is kinds.VAR_KEYWORD:
-            everything = True
-    names = tuple(OPTION_NAMES) if everything else tuple(p.name for p in found)
-    return Parameters(required, frozenset(keywords), everything, names)
 
 
 def fresh(x: NDArray) -> NDArray:
@@ -90,10 +56,6 @@ _BY_COUNT = {len(order): order for order in _ORDERS}
 _PACKED = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
 _SAVED = ("out", "lse", "weights")
 LAYER_ARGUMENTS = (*INPUTS["layer"], "num_heads")
-
-
-class BadCandidate(TypeError):  # noqa: N818
-    """The candidate cannot be called in any way that the auditor knows."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +105,11 @@ def target_of(
     convert = convert or (lambda x: x)
     if level == "attention":
         return _attention(as_function(candidate), layout or LAYOUTS["BHTD"], convert)
-    return _object(candidate, dtype, convert) if is_layer_object(candidate) else _layer(candidate, supports, dtype, convert)
+    return (
+        _object(candidate, dtype, convert)
+        if is_layer_object(candidate)
+        else _layer(candidate, supports, dtype, convert)
+    )
 
 
 def option_names(found: Parameters) -> dict[str, str]:
@@ -163,7 +129,11 @@ def option_value(name: str, spelled: str, value: Any) -> Any:
 def _arrays_of(candidate: Any, found: Parameters, spelled: dict[str, str]) -> tuple[str, ...]:
     """The arrays that are its required parameters, by name."""
     own = set(spelled.values())
-    required = [x for x in found.required if x not in own and names.known(x, "given") not in (*_PACKED, "num_heads", "num_kv_heads")]
+    required = [
+        x
+        for x in found.required
+        if x not in own and names.known(x, "given") not in (*_PACKED, "num_heads", "num_kv_heads")
+    ]
     means = [calls.meaning(x, "attention") for x in required]
     if not _PAIRS.keys().isdisjoint(required):
         return tuple(required)
@@ -192,8 +162,14 @@ def _attention(candidate: Any, layout: Layout, convert: Callable[[Any], Any]) ->
         if saved := [name for name in _SAVED if name in wanted]:
             exact = Pipeline(case.given, np.longdouble)
             own |= {x: np.array(layout.give(x, getattr(exact, x).astype(case.arrays["q"].dtype))) for x in saved}
-        options = {name: option_value(name, spelled.get(name, name), layout.give(name, x)) for name, x in case.options.items()}
-        options |= {name: _default(name, case.dims) for name in spelled if spelled[name] in found.required and name not in options}
+        options = {
+            name: option_value(name, spelled.get(name, name), layout.give(name, x)) for name, x in case.options.items()
+        }
+        options |= {
+            name: _default(name, case.dims)
+            for name in spelled
+            if spelled[name] in found.required and name not in options
+        }
         keywords = {spelled.get(n, n): x for n, x in taken(options, frozenset(spelled), found.everything).items()}
         keywords |= {name: own[name] for name in ("bias_dot", "sinks_dot") if name in by_name and name in own}
         return own, keywords | {given[n]: x for n, x in _lengths(case, layout).items() if n in given}
@@ -210,11 +186,18 @@ def _attention(candidate: Any, layout: Layout, convert: Callable[[Any], Any]) ->
 
     def view(case: Case) -> Case:
         own, keywords = arguments(case)
-        return replace(case, arrays=own | {x: keywords[given[x]] for x in _PACKED if x in given and isinstance(keywords.get(given[x]), np.ndarray)})
+        return replace(
+            case,
+            arrays=own
+            | {x: keywords[given[x]] for x in _PACKED if x in given and isinstance(keywords.get(given[x]), np.ndarray)},
+        )
 
     shown = ", ".join(f"({', '.join(_PAIRS[x])})" if x in _PAIRS else x for x in wanted)
-    shown += "".join(f", {own}={{{name}}}" if name == "num_heads" else f", {own}={name}" for name, own in given.items()
-                     if name in (*_PACKED[:2], "num_heads"))
+    shown += "".join(
+        f", {own}={{{name}}}" if name == "num_heads" else f", {own}={name}"
+        for name, own in given.items()
+        if name in (*_PACKED[:2], "num_heads")
+    )
     shown = shown.replace("{num_heads}", "{heads}")
     return Target(
         prepare,
@@ -250,7 +233,10 @@ def read_in(layout: Layout, value: Any, case: Case, tangents: bool) -> Any:
     """What a candidate of attention returned, by the names and in the shapes of the auditor."""
     if value is None:
         return None
-    named = named_results(value, case, "attention", tangents)
+    try:
+        named = named_results(value, case, "attention", tangents)
+    except ValueError:  # which is told where the value is read
+        return value
     found: dict[str, Any] = {}
     for name, x in named.items():
         means = name if name in RESULTS else names.known(name, "results") or name

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from attngrad.auditor.adapters import adapter_of
 from attngrad.auditor.frameworks import Call, Mode, audit_differentiable, function_of, inputs_of
 from attngrad.auditor.report import AuditReport
+from attngrad.core.checks import fail
 from attngrad.core.dtypes import BFLOAT16
 
 
-def audit(fn: Any, **keywords: Any) -> AuditReport:
+def audit(fn: Any, *, device: Any = None, **keywords: Any) -> AuditReport:
     """Audit ``fn(q, k, v) -> out`` on torch tensors ``(B, H, T, D)``; keywords as of ``attngrad.audit``.
 
     dq, dk, dv, dbias and dsinks come from ``torch.autograd.grad``; where ``fn`` offers them, forward mode
     (``torch.func.jvp``) and double backward are audited too. Options are passed as keywords if ``fn`` takes them.
+    Tensors are on ``device``; the truth is computed on the CPU.
 
     >>> import torch
     >>> audit(lambda q, k, v: torch.softmax(q @ k.mT, -1) @ v, effort="quick").mistakes
@@ -23,26 +27,43 @@ def audit(fn: Any, **keywords: Any) -> AuditReport:
     """
     import torch
 
-    return audit_differentiable(fn, _caller, _vjp, torch.func.jvp, _second, **keywords)
+    adapter = adapter_of(fn)
+    caller = partial(_caller, place(device or (adapter.device if adapter is not None else None)))
+    return audit_differentiable(fn, caller, _vjp, torch.func.jvp, _second, **keywords)
 
 
-def _tensor(x: Any) -> Any:
+def place(device: Any) -> Any:
+    """The device of that name, which must be one that computes, here; None for the CPU."""
+    import torch
+
+    if device is None:
+        return None
+    try:
+        found = torch.device(device)
+        torch.zeros(1, device=found).cpu()
+    except (RuntimeError, TypeError, AssertionError, NotImplementedError) as error:
+        reason = "it holds no numbers" if str(device) == "meta" else str(error).splitlines()[0]
+        fail(ValueError, "audit", "device", "be a device of PyTorch that computes here", f"{device!r} ({reason})")
+    return found
+
+
+def tensor(x: Any, device: Any = None) -> Any:
+    """An array as a tensor on the device; a tuple of them likewise; anything else as it is."""
     import torch
 
     if isinstance(x, tuple):
-        return tuple(map(_tensor, x))
+        return tuple(tensor(y, device) for y in x)
     if not isinstance(x, np.ndarray):
         return x
-    if x.dtype == BFLOAT16:
-        return torch.from_numpy(x.view(np.uint16)).view(torch.bfloat16)
-    return torch.from_numpy(x)
+    made = torch.from_numpy(x.view(np.uint16)).view(torch.bfloat16) if x.dtype == BFLOAT16 else torch.from_numpy(x)
+    return made if device is None else made.to(device)
 
 
-def _caller(mode: Mode) -> Call:
+def _caller(device: Any, mode: Mode) -> Call:
     def call(fn: Any, given: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
         names = inputs_of(options)
-        tensors = {n: _tensor(x) for n, x in options.items()}
-        return mode(function_of(fn, tensors, names), {n: _tensor(x) for n, x in given.items()} | tensors, names)
+        tensors = {n: tensor(x, device) for n, x in options.items()}
+        return mode(function_of(fn, tensors, names), {n: tensor(x, device) for n, x in given.items()} | tensors, names)
 
     return call
 

@@ -58,7 +58,7 @@ def is_array(x: Any) -> bool:
 def laid_out(name: str, form: str, weights: Mapping[str, NDArray], n: Dims) -> NDArray:
     """A weight of a case, in this form."""
     w = np.concatenate([weights[x] for x in _PACKED], axis=1) if name == "w_qkv" else weights[name]
-    return np.ascontiguousarray(forms_of(name)[form](w, _heads(name, n)))
+    return np.array(forms_of(name)[form](w, _heads(name, n)), order="C")
 
 
 def _heads(name: str, n: Dims) -> int:
@@ -138,7 +138,9 @@ class Slot:
             spelled = {f"d{key}", f"grad{key}", f"g{key}", f"{key}grad", f"dl{key}", f"dld{key}", f"grads{key}"}
             spelled |= {"grad", "gradient", "dw", "gradw", "gradweight", "dweight", "gw"} if depth else set()
             found = [x for k, x in _entries(holder) if names.squashed(k) in spelled and is_array(x)]
-            found += [x for k, x in _entries(holder) if depth == 0 and names.gradient(k) == f"d{self.name}" and is_array(x)]
+            found += [
+                x for k, x in _entries(holder) if depth == 0 and names.gradient(k) == f"d{self.name}" and is_array(x)
+            ]
             tensor = getattr(_item(holder, self.path[depth]), "grad", None)
             found += [tensor] if is_array(tensor) else []
             for k, x in _entries(holder):
@@ -150,7 +152,10 @@ class Slot:
 
     def _is_mine(self, name: str, key: str) -> bool:
         plain = names.squashed(name)
-        return plain in (key, f"d{key}") or f"d{self.name}" in (names.gradient(name), f"d{names.weight(name, bare=True)}")
+        return plain in (key, f"d{key}") or f"d{self.name}" in (
+            names.gradient(name),
+            f"d{names.weight(name, bare=True)}",
+        )
 
     def code(self, layer: Any) -> str:
         """The way as code."""
@@ -190,7 +195,12 @@ def without_biases(layer: Any) -> None:
     """Set to zero the vectors that a layer or one of its parts adds: the auditor's layer has none."""
     for holder in [layer, *(x for _, x in _entries(layer) if hasattr(x, "__dict__") or isinstance(x, dict))]:
         for key, x in _entries(holder):
-            if isinstance(x, np.ndarray) and x.dtype.kind == "f" and key.lower().startswith("b") and x.size == max(x.shape, default=0):
+            if (
+                isinstance(x, np.ndarray)
+                and x.dtype.kind == "f"
+                and key.lower().startswith("b")
+                and x.size == max(x.shape, default=0)
+            ):
                 x[...] = 0
             elif hasattr(x, "detach") and key.startswith("bias"):
                 x.data.zero_()
