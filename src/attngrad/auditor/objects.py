@@ -19,7 +19,7 @@ import numpy as np
 from attngrad.auditor import calls, names
 from attngrad.auditor.candidate import guarded
 from attngrad.auditor.cases import Caller, Case
-from attngrad.auditor.layers import ONE_TOKEN, Convention, settle
+from attngrad.auditor.layers import INPUTS, ONE_TOKEN, Convention, settle
 from attngrad.auditor.plans import Dims
 from attngrad.auditor.weights import Slot, slots, without_biases
 from attngrad.core.arrays import NDArray
@@ -32,8 +32,15 @@ _STAGES |= {"Q": "q", "K": "k", "V": "v"}
 
 
 def is_layer_object(candidate: Any) -> bool:
-    """Whether it is a class or an object with forward and backward."""
-    return callable(getattr(candidate, "forward", None)) and callable(getattr(candidate, "backward", None))
+    """Whether it is a class or an object with forward and backward, or a module of PyTorch, which needs no backward."""
+    there = [callable(getattr(candidate, name, None)) for name in ("forward", "backward")]
+    return all(there) or (there[0] and is_module(candidate))
+
+
+def is_module(candidate: Any) -> bool:
+    """Whether it is a ``torch.nn.Module``, or a class of them."""
+    kind = candidate if inspect.isclass(candidate) else type(candidate)
+    return any(k.__module__ == "torch.nn.modules.module" for k in kind.__mro__)
 
 
 def _sizes(candidate: Any) -> dict[str, str]:
@@ -124,7 +131,9 @@ class LayerObject:
         self.candidate, self.dtype, self.convert = candidate, dtype, convert
         self.is_class = inspect.isclass(candidate)
         self._sizes = set(_sizes(candidate).values()) if self.is_class else set()
-        n = self._own_sizes(ONE_TOKEN.dims) or ONE_TOKEN.dims
+        single = self.is_class and "heads" not in self._sizes
+        n = Convention(single=single).adapt(ONE_TOKEN.dims)
+        n = self._own_sizes(n or ONE_TOKEN.dims) or ONE_TOKEN.dims
         layer, error, _ = guarded(lambda: construct(candidate, n, dtype), 5.0)
         self.made = error is None and layer is not None
         self.slots: dict[str, Slot] = slots(layer) if self.made else {}
@@ -133,7 +142,6 @@ class LayerObject:
         unmet = _required(forward, given)
         one = {"x"} if unmet <= 1 else set()
         order = [w for w in ("w_qkv", "w_q", "w_k", "w_v", "w_o") if w in self.slots]
-        single = self.is_class and "heads" not in self._sizes
         self.convention = Convention(dict.fromkeys(order, ""), self_only=bool(one), single=single)
         shapes = {name: tuple(slot.get(layer).shape) for name, slot in self.slots.items()}
         begin = {name: self._first(slot) for name, slot in self.slots.items()}
@@ -188,6 +196,9 @@ class LayerObject:
 
     def _filled(self, convention: Convention, case: Case, given: dict[str, Any]) -> Any:
         layer = construct(self.candidate, case.dims, self.dtype)
+        if is_module(layer):
+            one = next(x for x in given.values() if hasattr(x, "detach"))
+            layer = layer.to(device=one.device, dtype=one.dtype)
         without_biases(layer)
         found = slots(layer)
         for name in convention.forms:
@@ -242,7 +253,10 @@ class LayerObject:
             return returned
 
         forward.__signature__ = inspect.signature(layer.forward)  # type: ignore[attr-defined]
-        back = calls.both(forward, layer.backward, given, "layer", results)
+        if not hasattr(layer, "backward"):
+            back = _by_autograd(forward, given, results)
+        else:
+            back = calls.both(forward, layer.backward, given, "layer", results)
         found = slots(layer)
         for name in self.convention.forms:
             if (gradient := found[name].gradient(layer)) is not None:
@@ -261,7 +275,11 @@ class LayerObject:
             names_given = {*self.convention.arguments, "rate", "mask", "training"} - {*self.convention.forms}
             forward = calls.first_names(layer.forward, names_given - {"dy"}, "layer")
             shown = {"rate": str(LEARNING_RATE), "mask": "None", "training": "True"}
-            for name, function, unknown in (("y", layer.forward, forward), ("back", layer.backward, ("dy", "cache"))):
+            backward = getattr(layer, "backward", None)
+            for name, function, unknown in (("y", layer.forward, forward), ("back", backward, ("dy", "cache"))):
+                if function is None:
+                    lines.append("y.backward(dy)")
+                    continue
                 try:
                     by_place, by_name = calls.sources(function, {*names_given, "y", "cache"}, "layer", unknown)
                 except TypeError:
@@ -270,6 +288,14 @@ class LayerObject:
                 text += [f"{k}={shown.get(str(x), x)}" for k, x in by_name.items()]
                 lines.append(f"{name} = layer.{function.__name__}({', '.join(text)})")
         return "\n".join(lines)
+
+
+def _by_autograd(forward: Any, given: dict[str, Any], results: dict[str, Any]) -> dict[str, Any]:
+    """The backward of a module of PyTorch: gradients of its inputs, and of its weights beside them."""
+    moved = {name: x.detach().clone().requires_grad_() for name, x in given.items() if name in ("x", *INPUTS)}
+    calls.call(forward, {**given, **moved}, "layer", calls.first_names(forward, given, "layer"))
+    results["y"].backward(given["dy"])
+    return {f"d{name}": x.grad for name, x in moved.items() if x.grad is not None}
 
 
 def _required(function: Any, given: tuple[str, ...]) -> int:

@@ -54,6 +54,7 @@ _PAIRS = {"primals": QKV[:3], "tangents": _TANGENTS}
 _ORDERS = (QKV[:3], QKV, (*QKV[:3], *_TANGENTS), (*QKV, *_TANGENTS), (*QKV, *_TANGENTS, "dout_dot"))
 _BY_COUNT = {len(order): order for order in _ORDERS}
 _PACKED = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
+_ASKED = (*_PACKED, "num_heads", "num_kv_heads")
 _SAVED = ("out", "lse", "weights")
 LAYER_ARGUMENTS = (*INPUTS["layer"], "num_heads")
 
@@ -129,11 +130,7 @@ def option_value(name: str, spelled: str, value: Any) -> Any:
 def _arrays_of(candidate: Any, found: Parameters, spelled: dict[str, str]) -> tuple[str, ...]:
     """The arrays that are its required parameters, by name."""
     own = set(spelled.values())
-    required = [
-        x
-        for x in found.required
-        if x not in own and names.known(x, "given") not in (*_PACKED, "num_heads", "num_kv_heads")
-    ]
+    required = [x for x in found.required if x not in own and names.known(x, "given") not in _ASKED]
     means = [calls.meaning(x, "attention") for x in required]
     if not _PAIRS.keys().isdisjoint(required):
         return tuple(required)
@@ -156,6 +153,7 @@ def _attention(candidate: Any, layout: Layout, convert: Callable[[Any], Any]) ->
     layout = MERGED if layout.name == "BTD" and "num_heads" in given else layout
     tangents = any(name.endswith("_dot") or name == "tangents" for name in wanted)
     by_name = set(found.keywords)
+    others = {*spelled.values(), *(x for m, x in given.items() if m in _ASKED)}
 
     def arguments(case: Case) -> tuple[dict[str, NDArray], dict[str, Any]]:
         own = {name: fresh(layout.give(name, x)) for name, x in case.arrays.items()}
@@ -179,8 +177,10 @@ def _attention(candidate: Any, layout: Layout, convert: Callable[[Any], Any]) ->
         values = [tuple(own[x] for x in _PAIRS[name]) if name in _PAIRS else own[name] for name in wanted]
 
         def action() -> Any:
-            own_keywords = {name: convert(x) for name, x in keywords.items()}
-            return read_in(layout, candidate(*map(convert, values), **own_keywords), case, tangents)
+            more = {name: convert(x) for name, x in keywords.items()}
+            left = [convert(x) for x in values]
+            by_place = [more.pop(x, None) if x in others else left.pop(0) for x in found.required]
+            return read_in(layout, candidate(*by_place, *left, **more), case, tangents)
 
         return action, own | arrays_in(keywords)
 
