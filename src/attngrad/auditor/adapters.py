@@ -124,7 +124,8 @@ def differentiable(candidate: Any, framework: str | None, device: Any, **keyword
     keywords.pop("level")
     keywords = {name: x for name, x in keywords.items() if x is not None or name == "dtype"}
     more = {"device": device} if framework == "torch" else {}
-    report: AuditReport = import_module(f"attngrad.auditor.{framework}_candidate").audit(candidate, **keywords, **more)
+    differentiate = import_module(f"attngrad.auditor.{framework}_candidate").differentiate
+    report: AuditReport = differentiate(candidate, **keywords, **more)
     return report
 
 

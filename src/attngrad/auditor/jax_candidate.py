@@ -13,11 +13,11 @@ from attngrad.auditor.report import AuditReport
 
 
 def audit(fn: Any, **keywords: Any) -> AuditReport:
-    """Audit ``fn(q, k, v) -> out`` on JAX arrays ``(B, H, T, D)``; keywords as of ``attngrad.audit``.
+    """Audit ``fn(q, k, v) -> out`` on JAX arrays; keywords as of ``attngrad.audit``.
 
     dq, dk, dv, dbias and dsinks come from ``jax.vjp``; where ``fn`` offers them, forward mode (``jax.jvp``) and second
     order are audited too, all under ``jax.jit``. float64 is enabled for calls in it, and for no others. Options are passed as keywords if
-    ``fn`` takes them. One call may take a minute (``time_limit``), since every shape is compiled.
+    ``fn`` takes them. One call may take a minute, since every shape is compiled.
 
     >>> import jax
     >>> def fn(q, k, v):
@@ -25,9 +25,16 @@ def audit(fn: Any, **keywords: Any) -> AuditReport:
     >>> audit(fn, effort="quick").mistakes
     ('scale-missing',)
     """
+    from attngrad.auditor.run import audit as audit_any
+
+    return audit_any(fn, framework="jax", **keywords)
+
+
+def differentiate(fn: Any, **keywords: Any) -> AuditReport:
+    """Audit a function of q, k and v by its gradients."""
     import jax
 
-    keywords.setdefault("time_limit", 60.0)
+    keywords["time_limit"] = max(keywords["time_limit"], 60.0)
     return audit_differentiable(fn, _caller, _vjp, jax.jvp, _second, **keywords)
 
 

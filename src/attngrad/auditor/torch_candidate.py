@@ -14,17 +14,25 @@ from attngrad.core.checks import fail
 from attngrad.core.dtypes import BFLOAT16
 
 
-def audit(fn: Any, *, device: Any = None, **keywords: Any) -> AuditReport:
-    """Audit ``fn(q, k, v) -> out`` on torch tensors ``(B, H, T, D)``; keywords as of ``attngrad.audit``.
+def audit(fn: Any, **keywords: Any) -> AuditReport:
+    """Audit ``fn(q, k, v) -> out`` on torch tensors; keywords as of ``attngrad.audit``.
 
     dq, dk, dv, dbias and dsinks come from ``torch.autograd.grad``; where ``fn`` offers them, forward mode
     (``torch.func.jvp``) and double backward are audited too. Options are passed as keywords if ``fn`` takes them.
-    Tensors are on ``device``; the truth is computed on the CPU.
+    Tensors are on ``device``; the truth is computed on the CPU. A ``torch.autograd.Function``, a module, and whatever
+    ``attngrad.audit`` takes will do too, with tensors for arrays.
 
     >>> import torch
     >>> audit(lambda q, k, v: torch.softmax(q @ k.mT, -1) @ v, effort="quick").mistakes
     ('scale-missing',)
     """
+    from attngrad.auditor.run import audit as audit_any
+
+    return audit_any(fn, framework="torch", **keywords)
+
+
+def differentiate(fn: Any, *, device: Any = None, **keywords: Any) -> AuditReport:
+    """Audit a function of q, k and v by its gradients."""
     import torch
 
     adapter = adapter_of(fn)
