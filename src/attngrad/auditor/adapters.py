@@ -9,10 +9,12 @@ from importlib import import_module
 from types import CodeType, ModuleType
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from attngrad.auditor import names
 from attngrad.auditor.calls import meaning, parameters_of
-from attngrad.auditor.objects import is_layer_object
-from attngrad.auditor.pairs import is_pair
+from attngrad.auditor.objects import LayerObject, is_layer_object, is_module
+from attngrad.auditor.pairs import is_pair, separated, takes_one_array
 from attngrad.auditor.report import AuditReport
 from attngrad.core.checks import fail
 from attngrad.core.files import read_toml
@@ -99,7 +101,11 @@ def _by_autograd(candidate: Any) -> bool:
     arrays = [
         x for x in found.required if names.known(x, "options") is None and names.known(x, "given") not in _LENGTHS
     ]
-    return len(arrays) == 3 or (len(found.required) == 4 and adapter_of(candidate) is not None)
+    return (
+        len(arrays) == 3
+        or (takes_one_array(candidate) and len(arrays) == 1)
+        or (len(found.required) == 4 and adapter_of(candidate) is not None)
+    )
 
 
 def is_function_class(candidate: Any) -> bool:
@@ -119,8 +125,14 @@ def differentiable(candidate: Any, framework: str | None, device: Any, **keyword
     if is_function_class(candidate):
         keywords["name"] = keywords["name"] or candidate.__qualname__
         candidate = applied(candidate)
+    elif is_module(candidate):
+        if LayerObject(candidate, np.float64).has_weights:
+            return None
+        candidate = (candidate() if inspect.isclass(candidate) else candidate).forward
     elif adapter_of(candidate) is None and not _by_autograd(candidate):
         return None
+    if takes_one_array(candidate):
+        candidate = separated(candidate)
     keywords.pop("level")
     keywords = {name: x for name, x in keywords.items() if x is not None or name == "dtype"}
     more = {"device": device} if framework == "torch" else {}

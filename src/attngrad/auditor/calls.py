@@ -153,8 +153,7 @@ def first_names(function: Any, given: Collection[str], level: str) -> tuple[str,
     """What parameters of a forward are whose names say nothing: one is the input, three are q, k and v."""
     if level == "attention":
         return ("q", "k", "v")
-    unmet = [p for p in parameters(function, level) if p.required and p.means not in given]
-    return ("x",) if len(unmet) == 1 and "x" in given else ("query", "key", "value")
+    return tuple(name for name in ("x", "memory") if name in given) or ("query", "key", "value")
 
 
 def split(returned: Any, out: str) -> tuple[dict[str, Any], list[Any]]:

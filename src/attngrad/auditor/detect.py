@@ -7,17 +7,17 @@ makes the output right, equal keys are tried, which leave out = mean(v) whatever
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from attngrad.auditor.candidate import Call, run
 from attngrad.auditor.cases import Case, make
-from attngrad.auditor.layouts import LAYOUTS, Layout
+from attngrad.auditor.layouts import LAYOUTS, STACKED, Layout
 from attngrad.auditor.pipeline import Pipeline
 from attngrad.auditor.plans import Dims, Plan
 from attngrad.auditor.sizes import Adapt, both
-from attngrad.auditor.targets import BadCandidate, Target
+from attngrad.auditor.targets import Target
 from attngrad.core.dtypes import BFLOAT16
 
 _PROBE = {"attention": Dims(2, 3, 3, 5, 5, 4, 4), "layer": Dims(2, 2, 2, 4, 4, 3, 3, 6)}
@@ -25,6 +25,24 @@ _DTYPES = tuple(map(np.dtype, (np.float64, np.float32, np.float16, BFLOAT16)))
 _RANDOM, _EQUAL, _RAN = 3, 2, 1
 Make = Callable[[Layout | None, Any], Target]
 """The target of a layout and a dtype."""
+
+
+class Settled(NamedTuple):
+    """What a candidate takes."""
+
+    layout: Layout
+    dtype: np.dtype[Any]
+    options: dict[str, Any]
+    """What it does without being asked: causal attention."""
+    said: list[tuple[str, str]]
+    """What is to be said of it: kind and text."""
+
+
+class _Try(NamedTuple):
+    rank: int
+    target: Target
+    options: Mapping[str, Any]
+    call: Call
 
 
 def settle(
@@ -35,33 +53,34 @@ def settle(
     options: Mapping[str, Any],
     sizes: Adapt | None,
     limit: float,
-) -> tuple[Layout, np.dtype[Any], list[tuple[str, str]]]:
-    """The layout and the dtype that it takes, and what is to be said of these: kind and text."""
+) -> Settled:
+    """The layout and the dtype that it takes, and whether it is causal by itself."""
     said: list[tuple[str, str]] = []
     refused = ""
-    chosen: tuple[Target, np.dtype[Any]] | None = None
+    chosen: tuple[_Try, np.dtype[Any]] | None = None
     for kind in _DTYPES if dtype is None else (np.dtype(dtype),):
-        rank, target, call = _best(of, level, layout, kind, options, sizes, limit)
-        chosen = chosen or (target, kind)
-        if _hopeless(call):
+        best = _best(of, level, layout, kind, options, sizes, limit)
+        chosen = chosen or (best, kind)
+        if _hopeless(best.call):
             break
-        if rank >= _RAN:
-            chosen = target, kind
-            if dtype is None and (narrower := _returned(call, kind)) is not None:
+        if best.rank >= _RAN:
+            chosen = best, kind
+            if dtype is None and (narrower := _returned(best.call, kind)) is not None:
                 said.append(("dtype", f"It returns {narrower.name} for {kind.name}: audited in {narrower.name}."))
-                chosen = target, narrower
+                chosen = best, narrower
             elif refused:
                 said.append(("dtype", f"It does not take {refused}: audited in {kind.name}."))
             break
-        refused = refused or f"float64 ({call.error})"
-    if chosen is None:
-        raise BadCandidate("audit: there is no dtype to try.")
-    found = chosen[0].layout.name
-    if level == "attention" and layout is None and found != "BHTD":
-        letters = {"b": "batch", "h": "heads", "t": "tokens", "d": "features"}
-        axes = ", ".join(letters[a] for a in chosen[0].layout.axes)
-        said.append(("layout", f"Its arrays are ({axes}): audited with layout {found!r}."))
-    return chosen[0].layout, chosen[1], said
+        refused = refused or f"float64 ({best.call.error})"
+    assert chosen is not None  # noqa: S101
+    best, kind = chosen
+    found = best.target.layout
+    if level == "attention" and layout is None and found.name != "BHTD":
+        said.append(("layout", f"Its arrays are ({found.words}): audited with layout {found.name!r}."))
+    more = dict(best.options) if not options else {}
+    if more:
+        said.append(("convention", "It is causal without being asked: audited as causal attention."))
+    return Settled(found, kind, more, said)
 
 
 def _best(
@@ -72,20 +91,20 @@ def _best(
     options: Mapping[str, Any],
     sizes: Adapt | None,
     limit: float,
-) -> tuple[int, Target, Call]:
+) -> _Try:
     """The first layout in which the output is right; else that in which it is nearest to it."""
-    best: tuple[int, Target, Call] | None = None
-    tried = [layout] if layout is not None or level == "layer" else list(_in_turn(of, kind))
-    for each in tried:
+    best: _Try | None = None
+    given_it = level == "layer" or (layout is not None and layout.name != "packed")
+    for each in [layout] if given_it else list(_in_turn(of, kind)):
         target = of(each, kind)
-        for given in ({}, options) if options and level == "attention" else (options,):
+        for given in ({}, options or {"causal": True}):
             rank, call = _rank(target, level, kind, given, sizes, limit)
-            if best is None or rank > best[0]:
-                best = rank, target, call
+            if best is None or (rank > best.rank and (rank == _RANDOM or not given or options)):
+                best = _Try(rank, target, given, call)
             if rank == _RANDOM or _hopeless(call):
-                return rank, target, call
+                return best
     assert best is not None  # noqa: S101
-    return best
+    return best if best.rank == _RANDOM or options else best._replace(options={})
 
 
 def _hopeless(call: Call) -> bool:
@@ -96,7 +115,10 @@ def _hopeless(call: Call) -> bool:
 
 def _in_turn(of: Make, kind: np.dtype[Any]) -> Iterator[Layout | None]:
     """The layouts to try; one that is told where sequences begin has them end to end."""
-    if any("cu_seqlens" in name for name in of(LAYOUTS["BHTD"], kind).arguments):
+    arguments = of(LAYOUTS["BHTD"], kind).arguments
+    if "stack_axis" in arguments:
+        yield from STACKED
+    elif any("cu_seqlens" in name for name in arguments):
         yield LAYOUTS["packed"]
     else:
         yield from (x for name, x in LAYOUTS.items() if name != "packed")
@@ -114,8 +136,10 @@ def _rank(
     call = run(target.prepare, case, level, target.tangents, limit)
     if not call.results:
         return 0, call
-    if level == "layer" or _is_right(call, case):
+    if _is_right(call, case):
         return _RANDOM, call
+    if level == "layer":
+        return _RAN, call
     case = Case(case.name, case.dims, {**case.arrays, "k": np.zeros_like(case.arrays["k"])}, case.options)
     equal = run(target.prepare, case, level, target.tangents, limit)
     return (_EQUAL if _is_right(equal, case) else _RAN), call
@@ -123,7 +147,7 @@ def _rank(
 
 def _is_right(call: Call, case: Case) -> bool:
     """Whether the output is near what it should be; without one, the first gradient that came."""
-    name = "out" if "out" in call.results else next(iter(call.results), "")
+    name = next((x for x in ("y", "out") if x in call.results), next(iter(call.results), ""))
     if not name:
         return False
     truth, found = np.asarray(getattr(Pipeline(case.given, np.float64), name)), call.results[name]

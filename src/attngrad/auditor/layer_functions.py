@@ -65,16 +65,17 @@ class LayerFunction:
                 f"it takes ({', '.join(p.name for p in found)})."
             )
         single = "num_heads" not in self.takes
-        self.convention = Convention(
-            dict.fromkeys(weights, "(in, out)"),
-            self_only="query" not in self.takes and "x" in self.takes,
-            single=single,
-        )
+        self.convention = Convention(dict.fromkeys(weights, "(in, out)"), inputs=self._inputs(), single=single)
         if not self.by_place and {"x", "parameters", "w_qkv"} & self.takes:
             first = {name: "(in, 3 out)" if name == "w_qkv" else "(in, out)" for name in weights}
             self.convention = settle(self.convention, None, self._y, lambda n: n, first, dtype)
         elif "w_qkv" in weights:
             self.convention = replace(self.convention, forms={**self.convention.forms, "w_qkv": "(in, 3 out)"})
+
+    def _inputs(self) -> tuple[str, ...]:
+        if "query" in self.takes or "x" not in self.takes:
+            return INPUTS
+        return ("x", "memory") if "memory" in self.takes else ("x",)
 
     def _given(self, convention: Convention, case: Case, arrays: Mapping[str, Any]) -> dict[str, Any]:
         options = {name: OPTIONS[name].default for name in self.takes if name in OPTIONS} | dict(case.options)

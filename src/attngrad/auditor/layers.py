@@ -17,8 +17,10 @@ from attngrad.core.arrays import NDArray
 
 WEIGHTS = ("w_q", "w_k", "w_v", "w_o")
 INPUTS = ("query", "key", "value")
-_GRADIENTS = tuple(f"d{name}" for name in INPUTS)
-_TOKENS = {"query", "key", "value", "x", "dy", "y", "dx", *_GRADIENTS}
+_TOKENS = {*INPUTS, "x", "memory", "dy", "y", "dx", "dmemory", "dquery", "dkey", "dvalue"}
+
+
+_MEANT = {"x": "query", "memory": "value"}
 
 
 @dataclass(frozen=True)
@@ -28,10 +30,17 @@ class Convention:
     forms: Mapping[str, str] = field(default_factory=dict)
     """The form of each weight that it has, by name (w_q, or w_qkv for three in one), in the order that it has them."""
     batched: bool = True
-    self_only: bool = False
-    """Whether it takes one input, and attends to itself."""
+    inputs: tuple[str, ...] = INPUTS
+    """What it takes: three inputs, one that attends to itself (x), or one and what it attends to (x, memory)."""
     single: bool = False
     """Whether it has one head."""
+    keys: Mapping[str, str] = field(default_factory=dict)
+    """The names of the weights, by its own."""
+
+    @property
+    def self_only(self) -> bool:
+        """Whether it attends to itself alone."""
+        return self.inputs == ("x",)
 
     @property
     def plain_output(self) -> bool:
@@ -41,7 +50,7 @@ class Convention:
     @property
     def arguments(self) -> tuple[str, ...]:
         """The arrays that it is given."""
-        return ("x",) * self.self_only + INPUTS * (not self.self_only) + (*self.forms, "dy")
+        return (*self.inputs, *self.forms, "dy")
 
     def adapt(self, n: Dims) -> Dims | None:
         """The sizes that it can have."""
@@ -54,16 +63,16 @@ class Convention:
         return replace(n, s=n.t) if self.self_only else n
 
     def recast(self, case: Case) -> Case:
-        """The case with one input for all three, where it takes no more."""
-        if not self.self_only:
+        """The case with one input for all three, or one for keys and values, where it takes no more."""
+        if self.inputs == INPUTS:
             return case
         one = case.arrays["value"]  # whose values may have a mean
-        return replace(case, arrays={**case.arrays, "query": one, "key": one.copy(), "value": one.copy()})
+        same = ("query", "key", "value") if self.self_only else ("key", "value")
+        return replace(case, arrays={**case.arrays, **{name: one.copy() for name in same}})
 
     def environment(self, case: Case) -> dict[str, NDArray]:
         """The arrays of a case as the candidate has them."""
-        arrays: dict[str, NDArray] = {"x": case.arrays["query"]} if self.self_only else {}
-        arrays |= {name: case.arrays[name] for name in (*INPUTS, "dy") if name not in INPUTS or not self.self_only}
+        arrays = {name: case.arrays[_MEANT.get(name, name)] for name in (*self.inputs, "dy")}
         arrays = {name: np.array(x if self.batched else x[0], order="K") for name, x in arrays.items()}
         return arrays | {name: laid_out(name, form, case.arrays, case.dims) for name, form in self.forms.items()}
 
@@ -76,6 +85,7 @@ class Convention:
         found: dict[str, Any] = {}
         for name, x in named.items():
             array = as_array(x)
+            name = "dquery" if name == "dx" and "memory" in self.inputs else name
             if array is None:
                 found[name] = x
             elif name[1:] in self.forms:
@@ -92,7 +102,7 @@ class Convention:
             return {}
         if isinstance(value, Mapping):
             inner = [x for x in value.values() if isinstance(x, Mapping)]
-            found = {result_name(str(name), x): x for name, x in value.items() if not isinstance(x, Mapping)}
+            found = {self._name(str(name), x): x for name, x in value.items() if not isinstance(x, Mapping)}
             return found | {name: y for x in inner for name, y in self.named(x, case).items()}
         if not isinstance(value, (tuple, list)):
             return {alone: value}
@@ -100,12 +110,15 @@ class Convention:
         found = self._in_order([x for x in flat if not isinstance(x, Mapping)], case)
         return found | {name: y for x in flat if isinstance(x, Mapping) for name, y in self.named(x, case).items()}
 
+    def _name(self, name: str, x: Any) -> str:
+        return f"d{self.keys[name]}" if name in self.keys else result_name(name, x)
+
     def _in_order(self, arrays: list[Any], case: Case) -> dict[str, Any]:
         """Arrays without names: the output, gradients of the inputs, then of the weights; of these, what fits."""
         given = self.environment(case)
         shapes = {f"d{name}": x.shape for name, x in given.items()} | {"y": given["dy"].shape}
         weights = tuple(f"d{name}" for name in self.forms)
-        inputs = ("dx",) if self.self_only else _GRADIENTS
+        inputs = tuple(f"d{name}" for name in self.inputs)
         parts = (inputs, (*inputs, *weights), ("dx",), ("dx", *weights), weights, (*inputs, *weights[:-1]))
         orders = [(*y, *part) for part in parts for y in ((), ("y",)) if len(y) + len(part) == len(arrays)]
         if not orders:

@@ -2,7 +2,8 @@
 
 A layout is the order of its axes: ``BTHD`` has tokens before heads, ``BTD`` no heads (or, for a candidate that is told
 their number, heads within the features), ``HTD`` no batch, ``TD`` neither. ``packed`` holds sequences of several
-lengths end to end, (total tokens, heads, features), with ``cu_seqlens``: to the auditor one batch with segments.
+lengths end to end, (total tokens, heads, features), with ``cu_seqlens``: to the auditor one batch with segments. It is
+also the layout of one array ``qkv``.
 """
 
 from __future__ import annotations
@@ -31,9 +32,20 @@ class Layout:
     name: str
     axes: str
     merged: bool = False
+    stack: int | None = None
+    """The axis along which q, k and v are stacked, where they come in one array."""
+
+    @property
+    def words(self) -> str:
+        """Its axes in words."""
+        letters = {"b": "batch", "h": "heads", "t": "tokens", "d": "features"}
+        found = [letters[a] for a in self.axes]
+        return ", ".join(found if self.stack is None else [*found[: self.stack], "3", *found[self.stack :]])
 
     def adapt(self, n: Dims) -> Dims:
         """The sizes that have this layout: one batch or one head where it has no axis for them."""
+        if self.stack is not None:
+            n = replace(n, hk=n.hq, s=n.t, e=n.d)
         n = n if "b" in self.axes else replace(n, b=1)
         if "h" in self.axes or self.merged:
             return n
@@ -100,6 +112,20 @@ class Layout:
 
 LAYOUTS = {name: Layout(name, name.lower()) for name in ("BHTD", "BTHD", "BTD", "HTD", "TD")}
 LAYOUTS["packed"] = Layout("packed", "thd")
+STACKED = tuple(
+    Layout("packed", axes, stack=axis)
+    for axes, axis in (
+        ("thd", 1),
+        ("bthd", 2),
+        ("bhtd", 0),
+        ("bthd", 0),
+        ("htd", 0),
+        ("thd", 0),
+        ("bhtd", 1),
+        ("bhtd", 2),
+    )
+)
+"""The layouts of q, k and v in one array."""
 MERGED = Layout("BTD", "btd", merged=True)
 
 

@@ -53,7 +53,8 @@ def _sizes(candidate: Any) -> dict[str, str]:
     meant: dict[str, str] = {}
     unknown = []
     for p in found:
-        means = names.known(p.name, "sizes")
+        means = names.weight(p.name) if p.default is kinds.empty else None
+        means = means or names.known(p.name, "sizes")
         if p.kind in (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD):
             if p.kind is kinds.VAR_POSITIONAL and not meant:
                 unknown += ["", ""]
@@ -117,6 +118,10 @@ def _value(means: str, n: Dims, dtype: Any) -> Any:
     model = n.model or n.inner
     values: dict[str, Any] = {"model": model, "heads": n.hq, "kv_heads": n.hk, "width": n.d, "value_width": n.d}
     values |= {"inner": n.inner, "length": max(n.t, n.s), "batch": n.b, "off": 0, "seed": 0, "dtype": dtype}
+    if means.startswith("w_"):
+        return np.zeros(
+            (n.inner, model) if means == "w_o" else (model, 3 * n.inner if means == "w_qkv" else n.inner), dtype
+        )
     if means == "rng":
         return np.random.default_rng(0)
     if means not in values:
@@ -138,11 +143,10 @@ class LayerObject:
         self.made = error is None and layer is not None
         self.slots: dict[str, Slot] = slots(layer) if self.made else {}
         forward = getattr(layer if self.made else candidate, "forward", None)
-        given = ("x", "mask", "training")
-        unmet = _required(forward, given)
-        one = {"x"} if unmet <= 1 else set()
+        inputs = (("x",), ("x",), ("x", "memory"), INPUTS)[min(3, _inputs(forward))]
         order = [w for w in ("w_qkv", "w_q", "w_k", "w_v", "w_o") if w in self.slots]
-        self.convention = Convention(dict.fromkeys(order, ""), self_only=bool(one), single=single)
+        keys = {slot.path[-1]: name for name, slot in self.slots.items() if slot.path[-1] not in ("weight", "data")}
+        self.convention = Convention(dict.fromkeys(order, ""), inputs=inputs, single=single, keys=keys)
         shapes = {name: tuple(slot.get(layer).shape) for name, slot in self.slots.items()}
         begin = {name: self._first(slot) for name, slot in self.slots.items()}
         if self.slots:
@@ -164,12 +168,17 @@ class LayerObject:
         """The sizes of an object, which has its own."""
         if self.is_class:
             return n
-        found = slots(self.candidate)
-        slot = found.get("w_q") or found.get("w_qkv")
         own = {names.known(k, "sizes"): x for k, x in vars(self.candidate).items() if isinstance(x, int)}
-        fallback = slot.get(self.candidate).shape[0] if slot is not None else n.model or 1
-        model, heads = int(own.get("model", fallback)), int(own.get("heads", 1))
-        return replace(n, hq=heads, hk=heads, d=model // heads, e=model // heads, model=model)
+        found = slots(self.candidate)
+        model = width = int(own.get("model", n.model or 1))
+        if (slot := found.get("w_qkv") or found.get("w_q")) is not None:
+            shape = sorted(slot.get(self.candidate).shape) if slot.name == "w_qkv" else slot.get(self.candidate).shape
+            if len(shape) == 3:  # by heads
+                shape = (shape[1], shape[0] * shape[2])
+            model, width = shape[:: -1 if self._first(slot) == "(out, in)" else 1]
+            width = width // 3 if slot.name == "w_qkv" else width
+        heads = int(own.get("heads", 1))
+        return replace(n, hq=heads, hk=heads, d=width // heads, e=width // heads, model=model)
 
     def adapt_sizes(self, n: Dims) -> Dims | None:
         """The sizes that it can be made at."""
@@ -185,7 +194,7 @@ class LayerObject:
             return None
         if "rectangular" in n.features and self.is_class and self.adapt_sizes(n) is None:
             return None
-        if not self.is_class and n.features & {"rectangular"}:
+        if not self.is_class and "rectangular" in n.features:
             return None
         found = self.convention.adapt(n)
         return None if found is None else self.adapt_sizes(found)
@@ -292,17 +301,16 @@ class LayerObject:
 
 def _by_autograd(forward: Any, given: dict[str, Any], results: dict[str, Any]) -> dict[str, Any]:
     """The backward of a module of PyTorch: gradients of its inputs, and of its weights beside them."""
-    moved = {name: x.detach().clone().requires_grad_() for name, x in given.items() if name in ("x", *INPUTS)}
+    moved = {name: x.detach().clone().requires_grad_() for name, x in given.items() if name in ("x", "memory", *INPUTS)}
     calls.call(forward, {**given, **moved}, "layer", calls.first_names(forward, given, "layer"))
     results["y"].backward(given["dy"])
     return {f"d{name}": x.grad for name, x in moved.items() if x.grad is not None}
 
 
-def _required(function: Any, given: tuple[str, ...]) -> int:
+def _inputs(forward: Any) -> int:
     """How many inputs a forward takes."""
     try:
-        return sum(
-            p.required and p.means not in given[1:] for p in calls.parameters(function, "layer") if p.name != "self"
-        )
+        found = calls.parameters(forward, "layer")
     except (TypeError, ValueError):
         return 3
+    return sum(p.required and p.means not in ("mask", "training") for p in found if p.name != "self")

@@ -11,7 +11,7 @@ SYMBOLS = {
     "q": "Q", "k": "K", "v": "V", "z": "Z", "scores": "S", "lse": "L", "weights": "A", "out": "O", "y": "Y",
     "dout": "dO", "dweights": "dA", "delta": "delta", "dscores": "dS", "dz": "dZ", "dbias": "dBias", "dsinks": "dSinks",
     "dq": "dQ", "dk": "dK", "dv": "dV", "dw_o": "dW_o", "dw_q": "dW_q", "dw_k": "dW_k", "dw_v": "dW_v",
-    "dquery": "dX_q", "dkey": "dX_k", "dvalue": "dX_v", "dx": "dX",
+    "dquery": "dX_q", "dkey": "dX_k", "dvalue": "dX_v", "dx": "dX", "dmemory": "dX_kv",
 }  # fmt: skip
 """How pages and reports print the names; a tangent keeps its suffix."""
 

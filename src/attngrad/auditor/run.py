@@ -19,7 +19,7 @@ from attngrad.auditor.plans import FEATURES
 from attngrad.auditor.report import AuditReport, Finding
 from attngrad.auditor.session import Session
 from attngrad.auditor.sizes import both, sizes_of
-from attngrad.auditor.targets import BadCandidate, level_of, parameters_of, target_of
+from attngrad.auditor.targets import BadCandidate, level_of, own_options, parameters_of, target_of
 from attngrad.core.arrays import kind_of
 from attngrad.core.checks import check_real, fail
 from attngrad.core.dtypes import BFLOAT16, KERNEL_DTYPES, SENTENCE
@@ -83,6 +83,7 @@ def audit(
     >>> report.ok, report.mistakes
     (False, ('scale-missing-in-dq',))
     """
+    options, sizes = own_options(candidate, options, sizes)
     chosen, wanted, kind = _check(candidate, level, options, supports, dtype, effort, seed, time_limit)
     place, adapt = layout_of(layout), sizes_of(sizes)
     handled = adapters.differentiable(
@@ -93,26 +94,28 @@ def audit(
         return handled
     convert = adapters.converter(candidate, framework, device)
     title: str = name or getattr(candidate, "__qualname__", None) or type(candidate).__name__
-    settings = {"level": level, "dtype": kind, "effort": effort, "seed": int(seed), "options": _told(chosen)}
+    settings = {"level": level, "dtype": kind, "effort": effort, "seed": int(seed), "options": ""}
     try:
         settings["level"] = level = level or level_of(candidate)
         asked = getattr(candidate, "probe", candidate)
-        place, kind, said = settle(
+        place, kind, more, said = settle(
             lambda layout, kind: target_of(asked, level, wanted, layout, kind, convert),
             level, place, kind, chosen, adapt, time_limit,
         )  # fmt: skip
         target = target_of(candidate, level, wanted, place, kind, convert)
+        chosen |= more
     except BadCandidate as error:
         settings["dtype"] = (kind or np.dtype(np.float64)).name
         return AuditReport(title, "not audited", findings=(Finding("crash", str(error)),), settings=settings)
-    target, settings["dtype"] = replace(target, adapt=both(target.adapt, adapt)), kind.name
+    target = replace(target, adapt=both(target.adapt, adapt))
+    settings |= {"dtype": kind.name, "options": _told(chosen)}
     values: dict[str, Any] = {"options": chosen, "dtype": kind, "effort": effort, "seed": seed}
     made = list(map(target.recast, cases(level, **values, only=target.adapt, plain_output=target.plain_output)))
     tell = progress or (lambda done, total, text: None)
     session = Session(target, kind, wanted, time_limit)
     for about, text in said:
         session.say(about, text, fault=False)
-    lacking = [option for option in chosen if option not in target.keywords and option != "seed"]
+    lacking = [x for x in chosen if x not in target.keywords and x not in more and x != "seed"]
     for option in lacking:
         text = f"It has no parameter {option}: it was called without it, and judged as attention with {option}."
         session.say("option", text, fault=False, name=option)

@@ -102,6 +102,13 @@ def _self_attention(query: Any, key: Any, value: Any, dquery: Any, dkey: Any, dv
     return dquery + dkey + dvalue
 
 
+def _memory(key: Any, value: Any, dkey: Any, dvalue: Any) -> Any:
+    """The gradient of the one input of keys and values."""
+    if not np.array_equal(key, value):
+        raise Undefined
+    return dkey + dvalue
+
+
 _STEPS: dict[str, Callable[..., Any]] = {
     # how heads are split and merged, as functions; in the backward each inverts the other
     "split": lambda: split_heads,
@@ -130,6 +137,7 @@ _STEPS: dict[str, Callable[..., Any]] = {
     "dkey": lambda input_gradient, dk_flat, w_k: input_gradient(dk_flat, w_k),
     "dvalue": lambda input_gradient, dv_flat, w_v: input_gradient(dv_flat, w_v),
     "dx": _self_attention,
+    "dmemory": _memory,
 }
 
 LAYER_STEPS = {name: Step(function, parameters(function)) for name, function in _STEPS.items()}

@@ -54,7 +54,7 @@ _PAIRS = {"primals": QKV[:3], "tangents": _TANGENTS}
 _ORDERS = (QKV[:3], QKV, (*QKV[:3], *_TANGENTS), (*QKV, *_TANGENTS), (*QKV, *_TANGENTS, "dout_dot"))
 _BY_COUNT = {len(order): order for order in _ORDERS}
 _PACKED = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
-_ASKED = (*_PACKED, "num_heads", "num_kv_heads")
+_ASKED = (*_PACKED, "num_heads", "num_kv_heads", "stack_axis")
 _SAVED = ("out", "lse", "weights")
 LAYER_ARGUMENTS = (*INPUTS["layer"], "num_heads")
 
@@ -92,6 +92,22 @@ def level_of(candidate: Any) -> str:
     except (TypeError, ValueError):
         return "attention"
     return "layer" if any((p.means or "").startswith("w_") or p.means == "parameters" for p in found) else "attention"
+
+
+def own_options(candidate: Any, options: Any, sizes: Any) -> tuple[Any, Any]:
+    """Options and sizes, with what was given by the candidate's own names: ``is_causal``, ``n_head``."""
+    if not isinstance(options, Mapping) or not isinstance(sizes, (Mapping, type(None))):
+        return options, sizes
+    function = candidate[0] if is_pair(candidate) else getattr(candidate, "forward", candidate)
+    taken_names = parameters_of(function).names
+    found: dict[str, Any] = {}
+    for name, x in options.items():
+        own = name in taken_names and name not in OPTION_NAMES
+        if own and names.known(name, "given") == "num_heads":
+            sizes = {**(sizes or {}), "heads": x}
+        else:
+            found[(names.known(name, "options") if own else None) or name] = x
+    return found, sizes
 
 
 def target_of(
@@ -202,12 +218,12 @@ def _attention(candidate: Any, layout: Layout, convert: Callable[[Any], Any]) ->
     return Target(
         prepare,
         "attention",
-        (*(y for x in wanted for y in _PAIRS.get(x, (x,))), *(x for x in _PACKED if x in given)),
+        (*(y for x in wanted for y in _PAIRS.get(x, (x,))), *(x for x in (*_PACKED, "stack_axis") if x in given)),
         f"results = candidate({shown}{{options}})",
         (*found.names, *spelled),
         tangents=tangents,
         adapt=None if layout.name == "BHTD" else layout.adapt,
-        recast=packed if layout.name == "packed" else lambda case: case,
+        recast=packed if layout == LAYOUTS["packed"] else lambda case: case,
         view=view,
         layout=layout,
     )
@@ -221,7 +237,9 @@ def _default(name: str, n: Dims) -> Any:
 def _lengths(case: Case, layout: Layout) -> dict[str, Any]:
     """What a candidate may ask for beside the arrays: the number of heads, where sequences begin."""
     found: dict[str, Any] = {"num_heads": case.dims.hq, "num_kv_heads": case.dims.hk}
-    if layout.name == "packed":
+    if layout.stack is not None:
+        found["stack_axis"] = layout.stack
+    elif layout.name == "packed":
         ids = case.options["segments"]
         parts = 1 + max(int(x.max(initial=0)) for x in ids)
         for name, x in zip("qk", ids, strict=True):
@@ -239,7 +257,7 @@ def read_in(layout: Layout, value: Any, case: Case, tangents: bool) -> Any:
         return value
     found: dict[str, Any] = {}
     for name, x in named.items():
-        means = name if name in RESULTS else names.known(name, "results") or name
+        means = f"d{name}" if name in QKV[:3] else name if name in RESULTS else names.known(name, "results") or name
         array = as_array(x)
         found[means] = x if array is None else layout.read(means, array, case)
     return found
