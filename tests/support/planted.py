@@ -429,6 +429,10 @@ TANGENT_PLANTS = {
 }
 
 
+ELSEWHERE = {"detached-second-order", "detached-tangent", "constant-lse-second-order"}
+"""Planted where they are tested: they take a framework."""
+
+
 def sinks(sign):
     """The gradient of the sinks, times a sign."""
 

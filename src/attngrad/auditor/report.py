@@ -12,6 +12,7 @@ SYMBOLS = {
     "dout": "dO", "dweights": "dA", "delta": "delta", "dscores": "dS", "dz": "dZ", "dbias": "dBias", "dsinks": "dSinks",
     "dq": "dQ", "dk": "dK", "dv": "dV", "dw_o": "dW_o", "dw_q": "dW_q", "dw_k": "dW_k", "dw_v": "dW_v",
     "dquery": "dX_q", "dkey": "dX_k", "dvalue": "dX_v", "dx": "dX",
+    "dq_mixed": "dQ_mixed", "dk_mixed": "dK_mixed", "dv_mixed": "dV_mixed",
 }  # fmt: skip
 """How pages and reports print the names; a tangent keeps its suffix."""
 

@@ -170,7 +170,7 @@ class Truth:
 
     def _terms_of_tangent(self, name: str) -> float:
         """The size of the terms that a tangent is made of, none of them cancelled."""
-        p = self.exact
+        p, name = self.exact, name.replace("_mixed", "_dot")
 
         def top(step: str) -> float:
             x = getattr(p, step)
