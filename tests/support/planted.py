@@ -430,7 +430,8 @@ TANGENT_PLANTS = {
 
 
 ELSEWHERE = {"detached-second-order", "detached-tangent", "constant-lse-second-order"}
-"""Planted where they are tested: they take a framework."""
+ELSEWHERE |= {"not-deterministic", "uninitialised-tail"}
+"""Planted where they are tested: they take a framework, or no formula."""
 
 
 def sinks(sign):

@@ -9,8 +9,9 @@ import numpy as np
 
 from attngrad.auditor import objects
 from attngrad.auditor.cases import EFFORTS, cases, check_options
-from attngrad.auditor.findings import report
+from attngrad.auditor.findings import Again, report
 from attngrad.auditor.plans import FEATURES
+from attngrad.auditor.repeat import repeat, uninitialised
 from attngrad.auditor.report import AuditReport, Finding
 from attngrad.auditor.session import Session
 from attngrad.auditor.targets import BadCandidate, parameters_of, target_of
@@ -90,11 +91,20 @@ def audit(
         if without < wrong:  # it computes attention without them
             fault = Finding("option", _not_taken(candidate, lacking, without > 0))
             return AuditReport(title, "not audited", findings=(fault,), settings=settings)
+    again = _again(session, effort)
     settings["cases"] = len(session.observations)
     tell(len(made), len(made) + 2, "diagnosis" if session.wrong else "report")
-    found = report(session, title, settings, lambda: tell(len(made) + 1, len(made) + 2, "the smallest case"))
+    found = report(session, title, settings, again, lambda: tell(len(made) + 1, len(made) + 2, "the smallest case"))
     tell(len(made) + 2, len(made) + 2, "done")
     return found
+
+
+def _again(session: Session, effort: str) -> Again:
+    """The same case many times, and cases with poisoned memory."""
+    repeated = repeat(session, effort)
+    stale = uninitialised(session) if repeated is None or not repeated.differing else {}
+    tried = (repeated.told,) if repeated is not None and not repeated.differing else ()
+    return Again(repeated, stale, tried)
 
 
 def _check(
