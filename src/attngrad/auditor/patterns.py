@@ -44,7 +44,8 @@ def ratio(o: Observation, name: str) -> float | None:
     return c if left <= 4.0 * o.truth.bound(name) * max(1.0, abs(c)) else None
 
 
-def _some(indices: Any, length: int) -> str:
+def some(indices: Any, length: int) -> str:
+    """A few of the indices, or from where to where they run."""
     values = [int(i) for i in indices]
     if len(values) > 1 and values == list(range(values[0], values[-1] + 1)):
         if values[-1] == length - 1:
@@ -67,7 +68,7 @@ def describe(o: Observation, name: str, flat: bool = False) -> str:
         hit = np.flatnonzero(bad.any(axis=others))
         if bad.shape[axis] > 1 and len(hit) < bad.shape[axis]:
             plural = {"batch": "batches", "axis": "axes"}.get(label, label + "s")
-            said.append(f"only {label if len(hit) == 1 else plural} {_some(hit, bad.shape[axis])}")
+            said.append(f"only {label if len(hit) == 1 else plural} {some(hit, bad.shape[axis])}")
     first = tuple(int(i) for i in np.argwhere(bad)[0])
     said.append(f"the first at {list(first)}")
     text = ", ".join(said) + "."

@@ -173,9 +173,10 @@ class Recorded:
 
     case: Case
     layout: Layout
+    effort: str
     told: str = ""
 
-    def observe(self, session: Any, results: Mapping[str, NDArray], effort: str) -> None:
+    def observe(self, session: Any, results: Mapping[str, NDArray]) -> None:
         """Judge the results of the whole; of what is right, one part stands for all."""
         wrong: list[tuple[Ranges, Observation]] = []
         right: Observation | None = None
@@ -191,7 +192,7 @@ class Recorded:
                     break
         session.observations += [o for _, o in wrong] or ([right] if right is not None else [])
         if wrong:
-            self._narrow(session, *wrong[0], _CALLS[effort])
+            self._narrow(session, *wrong[0], _CALLS[self.effort])
 
     def _narrow(self, session: Any, at: Ranges, o: Observation, calls: int) -> None:
         """Ever smaller slices in which the first wrong result still is; the small ones tell the mistake."""

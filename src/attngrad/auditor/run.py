@@ -8,14 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from attngrad.auditor import adapters
+from attngrad.auditor import adapters, recorded
 from attngrad.auditor.cases import EFFORTS, cases, check_options
 from attngrad.auditor.detect import settle
-from attngrad.auditor.findings import report
+from attngrad.auditor.findings import Again, report
 from attngrad.auditor.layouts import layout_of
 from attngrad.auditor.objects import is_layer_object
 from attngrad.auditor.pairs import as_function, is_pair
 from attngrad.auditor.plans import FEATURES
+from attngrad.auditor.repeat import repeat, uninitialised
 from attngrad.auditor.report import AuditReport, Finding
 from attngrad.auditor.session import Session
 from attngrad.auditor.sizes import both, sizes_of
@@ -85,6 +86,10 @@ def audit(
     """
     options, sizes = own_options(candidate, options, sizes)
     chosen, wanted, kind = _check(candidate, level, options, supports, dtype, effort, seed, time_limit)
+    held = recorded.checked(inputs)
+    if held is not None:
+        dtype, sizes = dtype or held["q"].dtype, sizes or {"features": held["q"].shape[-1]}
+        kind = np.dtype(dtype)
     place, adapt = layout_of(layout), sizes_of(sizes)
     handled = adapters.differentiable(
         candidate, framework, device, level=level, options=options, supports=supports, layout=layout, sizes=sizes,
@@ -113,6 +118,9 @@ def audit(
     made = list(map(target.recast, cases(level, **values, only=target.adapt, plain_output=target.plain_output)))
     tell = progress or (lambda done, total, text: None)
     session = Session(target, kind, wanted, time_limit)
+    if held is not None:
+        made = [recorded.case_of(held, target.layout, chosen, seed)]
+        session.recorded = recorded.Recorded(made[0], target.layout, effort)
     for about, text in said:
         session.say(about, text, fault=False)
     lacking = [x for x in chosen if x not in target.keywords and x not in more and x != "seed"]
@@ -129,11 +137,21 @@ def audit(
         if without < wrong:  # it computes attention without them
             fault = Finding("option", _not_taken(candidate, lacking, without > 0))
             return AuditReport(title, "not audited", findings=(fault,), settings=settings)
+    again = _again(session, effort) if held is None else Again()
     settings["cases"] = len(session.observations)
     tell(len(made), len(made) + 2, "diagnosis" if session.wrong else "report")
-    found = report(session, title, settings, lambda: tell(len(made) + 1, len(made) + 2, "the smallest case"))
+    found = report(session, title, settings, again, lambda: tell(len(made) + 1, len(made) + 2, "the smallest case"))
     tell(len(made) + 2, len(made) + 2, "done")
     return found
+
+
+def _again(session: Session, effort: str) -> Again:
+    """The same case many times, and cases with poisoned memory."""
+    repeated, stale = repeat(session, effort), uninitialised(session)
+    if repeated is not None and stale and set(repeated.names) <= set(stale):
+        repeated = None  # whatever stood in memory: that is why they differ
+    tried = (repeated.told,) if repeated is not None and not repeated.differing else ()
+    return Again(repeated, stale, tried)
 
 
 def _check(

@@ -12,6 +12,7 @@ from attngrad.auditor.candidate import Call, run
 from attngrad.auditor.cases import Case
 from attngrad.auditor.pipeline import RESULTS
 from attngrad.auditor.plans import FEATURES
+from attngrad.auditor.recorded import SMALL, Recorded
 from attngrad.auditor.report import Finding
 from attngrad.auditor.targets import Target
 from attngrad.auditor.truth import Observation, Truth
@@ -26,7 +27,14 @@ class Session:
         self.crashes: list[tuple[Case, Call]] = []
         self.findings: list[Finding] = []
         self.traceback = ""
+        self.recorded: Recorded | None = None
         self._said: set[str] = set()
+
+    @property
+    def telling(self) -> list[Observation]:
+        """What the search for mistakes looks at: of recorded inputs, the small slices, where there are any."""
+        small = [o for o in self.observations if self.recorded is not None and o.size <= SMALL]
+        return small or self.observations
 
     @property
     def wrong(self) -> bool:
@@ -82,6 +90,9 @@ class Session:
             self.traceback = self.traceback or call.crash or ""
         elif call.crash is not None:
             self.crashes.append((case, call))
+        if self.recorded is not None:
+            self.recorded.observe(self, call.results)
+            return True
         truth = Truth(case, self.dtype)
         found = call.results
         results = {n: found[n] for n in RESULTS if n in found and (n in case.options or truth.value(n) is not None)}

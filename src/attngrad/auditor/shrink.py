@@ -61,9 +61,9 @@ def _smaller(n: Dims) -> Iterator[Dims]:
     if n.hk == 1:
         for hq in range(1, n.hq):
             yield _modelled(replace(n, hq=hq), n)
-    for d in _fewer(n.d, 1, 2, n.d // 2):
+    for d in _fewer(n.d, 2, n.d // 2):  # not 1, where a missing scale cannot show
         yield _modelled(replace(n, d=d, e=d) if n.d == n.e else replace(n, d=d), n)
-    for e in _fewer(n.e, 1, 2, n.e // 2) if n.d != n.e else ():
+    for e in _fewer(n.e, 2, n.e // 2) if n.d != n.e else ():
         yield replace(n, e=e)
     if n.model is not None and n.model != n.inner:
         for model in _fewer(n.model, 1, 2, n.model // 2):
@@ -101,6 +101,8 @@ def shrink(case: Case, fails: Callable[[Case], bool], budget: Budget) -> Case:
 def smallest_case(session: Session, name: str, budget: Budget) -> str:
     """The smallest case that still fails in the result ``name``, as code."""
     target = session.target
+    if session.recorded is not None:
+        return session.recorded.told
     bad = [o for o in session.observations if name in o.judgements and not o.judgements[name].right]
     start = min(bad, key=lambda o: o.size)
     kind = start.judgements[name].kind

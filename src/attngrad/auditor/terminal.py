@@ -102,6 +102,10 @@ def _findings(report: AuditReport, console: Console) -> None:
         console.print()
         label = ("Finding  ", "bold red") if finding.fault else ("Note  ", "bold cyan")
         console.print(Text.assemble(label, finding.text))
+    for label, lines in (("Tried", report.tried), ("Not tried", report.untried)):
+        if lines:
+            console.print()
+            print_hanging(Text(f"{label}  ", "dim"), Text("; ".join(lines) + ".", "dim"), console)
 
 
 def as_text(report: AuditReport, width: int = 120) -> str:

@@ -17,7 +17,7 @@ of them dQ and dK of one key.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -170,7 +170,7 @@ class Truth:
 
     def _terms_of_tangent(self, name: str) -> float:
         """The size of the terms that a tangent is made of, none of them cancelled."""
-        p = self.exact
+        p, name = self.exact, name.replace("_mixed", "_dot")
 
         def top(step: str) -> float:
             x = getattr(p, step)
@@ -248,6 +248,15 @@ class Observation:
     def __post_init__(self) -> None:
         for name, actual in self.results.items():
             self.judgements[name] = self.truth.judge(name, actual)
+
+    def without(self, names: Collection[str]) -> Observation:
+        """The same, without these results."""
+        if self.results.keys().isdisjoint(names):
+            return self
+        left = Observation(self.truth, {})
+        left.results = {n: x for n, x in self.results.items() if n not in names}
+        left.judgements = {n: j for n, j in self.judgements.items() if n not in names}
+        return left
 
     @property
     def size(self) -> int:
