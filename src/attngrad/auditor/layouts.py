@@ -56,7 +56,7 @@ class Layout:
 
     def give(self, name: str, x: Any) -> Any:
         """An array of a case, or an option, as the candidate wants it."""
-        name = name.removesuffix("_dot")
+        name = name.removesuffix("_dot").removesuffix("_mixed")
         if isinstance(x, tuple) and name == "segments":
             return x if "b" in self.axes else tuple(y[0] if y.ndim > 1 else y for y in x)
         if not isinstance(x, np.ndarray) or self.name == "BHTD":
@@ -81,7 +81,7 @@ class Layout:
 
     def read(self, name: str, x: NDArray, case: Case) -> NDArray:
         """A result of the candidate in the shape that the auditor has it in; as it is where it has another shape."""
-        base, n = name.removesuffix("_dot"), case.dims
+        base, n = name.removesuffix("_dot").removesuffix("_mixed"), case.dims
         if base in ("dbias", "dsinks"):
             given = case.options.get(base[1:])
             return x.reshape(given.shape) if isinstance(given, np.ndarray) and given.size == x.size else x
