@@ -28,6 +28,7 @@ def audit(fn: Any, **keywords: Any) -> AuditReport:
     import jax
 
     keywords.setdefault("time_limit", 60.0)
+    keywords.setdefault("compiled", True)
     return audit_differentiable(fn, _caller, _probe, _vjp, jax.jvp, _second, **keywords)
 
 
