@@ -9,7 +9,7 @@ from typing import Any
 from attngrad.auditor.budget import LIMITS, Budget, Limits
 from attngrad.auditor.diagnose import Diagnosis, explain
 from attngrad.auditor.mistakes import Mistake, find
-from attngrad.auditor.patterns import describe, heat_of
+from attngrad.auditor.patterns import describe, heat_of, sizes
 from attngrad.auditor.pipeline import RESULTS
 from attngrad.auditor.repeat import Repeated
 from attngrad.auditor.report import NOT_DETERMINISTIC, AuditReport, Explained, Finding, Stage, joined, symbol
@@ -35,6 +35,8 @@ def _stages(observations: Sequence[Observation], unexplained: Sequence[str], lev
             worst = next(o for o in bad if o.judgements[name].kind == status)
             j = worst.judgements[name]
         pattern = _pattern(bad, name, level) if name in unexplained else ""
+        if where := sizes(held, bad):
+            pattern = f"{pattern} Wrong only with {where}.".strip()
         unit = worst.truth.unit(name)
         found.append(
             Stage(

@@ -36,6 +36,7 @@ def differentiate(fn: Any, **keywords: Any) -> AuditReport:
     import jax
 
     keywords["time_limit"] = max(keywords["time_limit"], 60.0)
+    keywords.setdefault("compiled", True)
     return audit_differentiable(fn, _caller, _probe, _vjp, jax.jvp, _second, **keywords)
 
 

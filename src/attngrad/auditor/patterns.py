@@ -78,6 +78,24 @@ def describe(o: Observation, name: str, flat: bool = False) -> str:
     return text
 
 
+def sizes(held: Sequence[Observation], bad: Sequence[Observation]) -> str:
+    """Which sizes the wrong cases have and the right ones have not; empty where no one rule tells them apart."""
+    right = [o.truth.case.dims for o in held if all(o is not x for x in bad)]
+    wrong = [o.truth.case.dims for o in bad]
+    if not right or not wrong:
+        return ""
+    for axis, letter in (("t", "T"), ("s", "S"), ("d", "D"), ("e", "E")):
+        ours, theirs = {getattr(n, axis) for n in wrong}, {getattr(n, axis) for n in right}
+        if min(ours) > max(theirs):
+            return f"{letter} >= {min(ours)} (right up to {max(theirs)})"
+        if len(ours) == 1 and not ours & theirs:
+            return f"{letter} = {ours.pop()}"
+        for tile in (512, 256, 128, 64, 32, 16):
+            if all(x % tile == 0 for x in ours) and not any(x % tile == 0 for x in theirs):
+                return f"{letter} a multiple of {tile}"
+    return ""
+
+
 def heat_of(observations: Sequence[Observation], name: str) -> Heat | None:
     """The error over (row, column) in the worst head of the largest case that fits on a page."""
     bad = [o for o in observations if name in o.judgements and o.judgements[name].kind in ("wrong", "nan")]
