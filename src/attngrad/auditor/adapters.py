@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache, partial
 from importlib import import_module
-from types import CodeType, ModuleType
+from types import CodeType, MappingProxyType, ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,7 +30,7 @@ class Adapter(NamedTuple):
     framework: str
     layout: str
     options: dict[str, str]
-    fixed: dict[str, Any] = {}
+    fixed: Mapping[str, Any] = MappingProxyType({})
     dtype: str | None = None
     device: str | None = None
     top_left: bool = False
@@ -54,7 +54,8 @@ def framework_of(candidate: Any) -> str:
         return "jax" if of_type.startswith("jax") else "torch"
     if inspect.isclass(candidate) and any(k.__module__.split(".")[0] == "torch" for k in candidate.__mro__):
         return "torch"
-    used, words = set(), set()
+    used: set[str] = set()
+    words: set[str] = set()
     for function in _functions(candidate):
         _look(function, used, words, 3)
     if "torch" in used and not words & {"from_numpy", "as_tensor", "tensor"}:
@@ -128,7 +129,8 @@ def differentiable(candidate: Any, framework: str | None, device: Any, **keyword
     elif is_module(candidate):
         if LayerObject(candidate, np.float64).has_weights:
             return None
-        candidate = (candidate() if inspect.isclass(candidate) else candidate).forward
+        made: Any = candidate() if inspect.isclass(candidate) else candidate
+        candidate = made.forward
     elif adapter_of(candidate) is None and not _by_autograd(candidate):
         return None
     if takes_one_array(candidate):

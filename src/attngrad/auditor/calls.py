@@ -174,7 +174,7 @@ def both(
     level: str,
     results: dict[str, Any],
 ) -> Any:
-    """Run forward, then backward with what it saved; what the forward gives goes to ``results``, the rest comes back."""
+    """Run forward, then backward with what it saved; the forward's results go to ``results``, the rest comes back."""
     with_context = any(names.squashed(p.name) == "ctx" for p in parameters(forward, level))
     saved: dict[str, Any] = {"cache": Context()} if with_context else {}
     returned = call(forward, given | saved, level, first_names(forward, given, level))

@@ -17,8 +17,8 @@ def audit(fn: Any, **keywords: Any) -> AuditReport:
     """Audit ``fn(q, k, v) -> out`` on JAX arrays; keywords as of ``attngrad.audit``.
 
     dq, dk, dv, dbias and dsinks come from ``jax.vjp``; where ``fn`` offers them, forward mode (``jax.jvp``) and second
-    order are audited too, all under ``jax.jit``. float64 is enabled for calls in it, and for no others. Options are passed as keywords if
-    ``fn`` takes them. One call may take a minute, since every shape is compiled.
+    order are audited too, all under ``jax.jit``. float64 is enabled for calls in it, and for no others.
+    Options are passed as keywords if ``fn`` takes them. One call may take a minute, since every shape is compiled.
 
     >>> import jax
     >>> def fn(q, k, v):

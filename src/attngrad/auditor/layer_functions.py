@@ -1,4 +1,4 @@
-"""Layers written as functions: the weights are arguments, by whatever name; one function, or a forward and a backward."""
+"""Layers written as functions: the weights are arguments; one function, or a forward and a backward."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from attngrad.auditor import calls, names
+from attngrad.auditor.calls import BadCandidate, parameters_of
 from attngrad.auditor.candidate import guarded
 from attngrad.auditor.cases import Case
-from attngrad.auditor.calls import BadCandidate, parameters_of
 from attngrad.auditor.layers import INPUTS, WEIGHTS, Convention, settle
 from attngrad.core.arrays import NDArray
 from attngrad.core.options import OPTIONS
@@ -33,7 +33,7 @@ class Weights(dict[str, Any]):
 
     def get(self, key: str, default: Any = None) -> Any:
         """As of a dict."""
-        return self[key] if key in self else default
+        return self[key] if key in self else default  # noqa: SIM401
 
 
 class LayerFunction:
@@ -78,10 +78,10 @@ class LayerFunction:
         return ("x", "memory") if "memory" in self.takes else ("x",)
 
     def _given(self, convention: Convention, case: Case, arrays: Mapping[str, Any]) -> dict[str, Any]:
-        options = {name: OPTIONS[name].default for name in self.takes if name in OPTIONS} | dict(case.options)
+        options: dict[str, Any] = {n: x.default for n, x in OPTIONS.items() if n in self.takes} | dict(case.options)
         extra = {"num_heads": case.dims.hq, "num_kv_heads": case.dims.hk, "training": True}
         packed = {"parameters": Weights({name: arrays[name] for name in convention.forms})}
-        given = {**arrays, **packed, **extra, **{n: x for n, x in options.items() if n in self.takes}}
+        given: dict[str, Any] = {**arrays, **packed, **extra, **{n: x for n, x in options.items() if n in self.takes}}
         return given | ({"scale": 1.0 / np.sqrt(case.dims.d)} if given.get("scale", 0) is None else {})
 
     def _run(self, convention: Convention, case: Case, arrays: dict[str, NDArray]) -> dict[str, Any]:

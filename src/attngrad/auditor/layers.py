@@ -158,8 +158,8 @@ def settle(
 ) -> Convention:
     """The forms of the weights and the axes of the inputs, by what the layer makes of one token.
 
-    ``shapes`` are those of its weights at the sizes of that case, where it has its own; ``first`` are the forms to begin
-    with; ``y_of`` runs the forward, and gives None where it raises.
+    ``shapes`` are those of its weights at the sizes of that case, where it has its own; ``first`` are the forms to
+    begin with; ``y_of`` runs the forward, and gives None where it raises.
     """
     for batched in (True, False):
         tried = replace(convention, batched=batched)

@@ -77,7 +77,8 @@ class Layout:
             moved = np.ascontiguousarray(moved)
         if self.merged:
             return moved.reshape(*moved.shape[:2], -1)
-        return moved[(0,) * (4 - len(self.axes))]
+        found: NDArray = moved[(0,) * (4 - len(self.axes))]
+        return found
 
     def read(self, name: str, x: NDArray, case: Case) -> NDArray:
         """A result of the candidate in the shape that the auditor has it in; as it is where it has another shape."""

@@ -1,7 +1,7 @@
 """Layers written as objects: ``forward`` and ``backward``, weights and their gradients as attributes.
 
-The style of tutorials and homework: ``forward(query, key, value)`` or ``forward(x)``; ``backward(dy)``, with the inputs,
-a cache or a learning rate too where it takes them; weights ``WQ WK WV`` (and perhaps ``WO``), ``q_proj.weight``,
+The style of tutorials and homework: ``forward(query, key, value)`` or ``forward(x)``; ``backward(dy)``, with the
+inputs, a cache or a learning rate too where it takes them; weights ``WQ WK WV`` (and perhaps ``WO``), ``q_proj.weight``,
 ``params["Wq"]`` or three in one; their gradients beside them, or returned. A class is constructed for every case, by
 the names of its parameters; an object is copied for every case, at its own sizes.
 """
@@ -71,10 +71,8 @@ def _sizes(candidate: Any) -> dict[str, str]:
 
 def _is_set(means: str, default: Any) -> bool:
     """Whether a parameter with this default must be given another value."""
-    return (
-        means not in ("length", "batch", "seed", "rng", "dtype", "off")
-        and default is not None
-        or (means == "off" and bool(default))
+    return (means not in ("length", "batch", "seed", "rng", "dtype", "off") and default is not None) or (
+        means == "off" and bool(default)
     )
 
 

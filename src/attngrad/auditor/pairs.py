@@ -83,7 +83,7 @@ def _joined(forward: Any, halves: Any, bound: bool = True) -> Any:
     def candidate(q: Any, k: Any, v: Any, dout: Any, **given: Any) -> dict[str, Any]:
         results: dict[str, Any] = {}
         there, back = halves(q, k, v)
-        meant = {calls.meaning(name, "attention"): x for name, x in given.items()}
+        meant = {str(calls.meaning(name, "attention")): x for name, x in given.items()}
         try:
             returned = calls.both(there, back, {"q": q, "k": k, "v": v, "dout": dout, **meant}, "attention", results)
         except Exception as error:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from attngrad.auditor import adapters, recorded
+from attngrad.auditor.calls import BadCandidate, parameters_of
 from attngrad.auditor.cases import EFFORTS, cases, check_options
 from attngrad.auditor.detect import settle
 from attngrad.auditor.findings import Again, report
@@ -20,7 +21,7 @@ from attngrad.auditor.repeat import repeat, uninitialised
 from attngrad.auditor.report import AuditReport, Finding
 from attngrad.auditor.session import Session
 from attngrad.auditor.sizes import both, sizes_of
-from attngrad.auditor.targets import BadCandidate, Target, level_of, own_options, parameters_of, target_of
+from attngrad.auditor.targets import Target, level_of, own_options, target_of
 from attngrad.auditor.trials import off_by_default, try_options
 from attngrad.core.arrays import kind_of
 from attngrad.core.checks import check_real, fail

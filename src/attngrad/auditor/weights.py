@@ -1,4 +1,4 @@
-"""The weights of a layer, wherever people keep them: as attributes, in dicts, in objects like ``Linear`` or ``Parameter``.
+"""The weights of a layer, wherever they are kept: attributes, dicts, objects like ``Linear`` or ``Parameter``.
 
 A slot is the way from a layer to one array. Its form is how the (in, out) matrix of the auditor lies in it: transposed,
 by heads, or q, k and v in one. A form is a rearrangement of entries, so that its inverse follows from it.
