@@ -51,8 +51,12 @@ def _scales(q, o, bugs):
     d = q.shape[-1]
     right = o["scale"] if o.get("scale") is not None else 1 / np.sqrt(d)
     for bug, wrong in {
-        "scale missing": 1.0, "scale 1/sqrt(t)": 1 / np.sqrt(q.shape[-2]), "scale twice": right**2, "scale 1/d": 1 / d, "scale sqrt(d)": np.sqrt(d)
-    }.items():  # fmt: skip
+        "scale missing": 1.0,
+        "scale 1/sqrt(t)": 1 / np.sqrt(q.shape[-2]),
+        "scale twice": right**2,
+        "scale 1/d": 1 / d,
+        "scale sqrt(d)": np.sqrt(d),
+    }.items():
         if bug in bugs:
             return wrong, wrong, wrong
         if f"{bug} backward" in bugs:
