@@ -259,11 +259,11 @@ def test_a_device_must_compute():
 
 def test_recorded_inputs_are_told_by_the_smallest_slice_that_fails():
     q, k, v, dout = np.random.default_rng(0).standard_normal((4, 2, 2, 40, 8))
-    q[1, 1, 30] *= 100.0
+    v[1, 1, 30] *= 100.0
 
     def loud(q, k, v, dout):
         out, dq, dk, dv = right(q, k, v, dout)
-        return out, dq * np.where(np.abs(q).max(-1, keepdims=True) > 50.0, 1.5, 1.0), dk, dv
+        return out, dq, dk, dv * np.where(np.abs(v).max(-1, keepdims=True) > 60.0, 1.5, 1.0)
 
     inputs = {"q": q, "k": k, "v": v, "dout": dout}
     assert audit(loud, effort="quick").ok
@@ -271,7 +271,8 @@ def test_recorded_inputs_are_told_by_the_smallest_slice_that_fails():
     assert report.status == "wrong"
     names = {"inputs": inputs, "candidate": loud}
     exec(report.smallest, names)  # noqa: S102
-    assert names["q"].shape[:3] == (1, 1, 1), report.smallest
+    assert names["v"].shape[:3] == (1, 1, 1), report.smallest
+    assert np.array_equal(names["v"][0, 0, 0], v[1, 1, 30])
     assert audit(right, inputs=inputs, effort="quick").ok
     with pytest.raises(ValueError, match="inputs must have q, k and v"):
         audit(right, inputs={"q": q})
