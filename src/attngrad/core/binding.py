@@ -108,7 +108,7 @@ def bind(
         return x, default, False
 
     numbers: dict[str, Any] = {"scale": default.scale}
-    arrays: dict[str, Any] = {"offset": offset}
+    arrays: dict[str, Any] = {}
     for name, value in options.items():
         row = OPTIONS.get(name)
         if row is None:
@@ -125,7 +125,9 @@ def bind(
     option_checks.seed_beside(function, o.dropout, o.seed)
     if kernels:
         option_checks.magnitudes(function, o, q.dtype)
-    return Operands(q, k, v, **arrays), o, check_flag(function, "return_lse", options.get("return_lse", False))
+    if arrays:
+        x = Operands(q, k, v, **{"offset": offset, **arrays})
+    return x, o, check_flag(function, "return_lse", options.get("return_lse", False))
 
 
 def _base_arrays(function: str, row: Option, value: Any, dtype: Any) -> Any:

@@ -155,8 +155,8 @@ double product_error() {
                     if constexpr (std::is_same_v<To, ScaledToC>) to = (to + sum) * factor[m];
                     if constexpr (std::is_same_v<To, ToScaledC>) to = to * factor[m] + sum;
                 }
-            product<T, order, To>(NV, rows, depth, {a.data(), a_stride}, {b.data(), b_stride}, {c.data(), c_stride},
-                                  factor.data());
+            product<T, order, To>(NV, rows, depth, Matrix<const T>{a.data(), a_stride}, Matrix<const T>{b.data(), b_stride},
+                                  Matrix<T>{c.data(), c_stride}, factor.data());
             for (std::size_t i = 0; i < c.size(); ++i) most = std::max(most, std::abs(static_cast<double>(c[i] - expected[i])));
         }
     return most;

@@ -57,7 +57,7 @@ TORCH = [
     tensors("q: complex", TypeError, "q must have dtype .*got complex128", q=Q.to(torch.complex128)),
     tensors("q: float8", TypeError, "q must have dtype float64, float32, float16 or bfloat16; got torch.float8_e4m3fn", q=Q.to(torch.float8_e4m3fn)),
     tensors("q: sparse", TypeError, "q must be a strided tensor; got layout torch.sparse_coo", q=SPARSE),
-    tensors("q: on no device", ValueError, "q must be on the CPU; got device meta", q=torch.zeros(2, 4, 3, 4, device="meta")),
+    tensors("q: on another device", ValueError, "k must be on the device of q, meta; got cpu", q=torch.zeros(2, 4, 3, 4, device="meta")),
     tensors("q: a number in a tensor", ValueError, "q must have at least 2 axes", q=torch.tensor(1.0, dtype=torch.float64)),
     tensors("q: another dtype", TypeError, "k must have the dtype of q, float32", q=Q.float()),
     tensors("k: another batch", ValueError, "k must have .*leading axes", k=K[:1]),

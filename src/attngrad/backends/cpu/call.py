@@ -40,23 +40,27 @@ def call(x: Operands, o: Options, *, bias: Array | None = None, natural: bool = 
     q, k, v = rows(x.q), rows(x.k), rows(x.v)
     if q.dtype == BFLOAT16:
         q, k, v = bits(q), bits(k), bits(v)
+    fields = static_fields(o)
     offset = x[_LAST]
-    fields = static_fields(o).copy()
     if not isinstance(offset, int):
-        offset = np.broadcast_to(offset, x.q.shape[:-3]).reshape(q.shape[0]).astype(np.int64)
-    fields[_OFFSET] = offset
+        each = np.broadcast_to(offset, x.q.shape[:-3]).reshape(q.shape[0]).astype(np.int64)
+        fields = {**fields, _OFFSET: each}
+    elif offset != k.shape[2] - q.shape[2]:  # which the kernels take where none is given
+        fields = {**fields, _OFFSET: offset}
     for value in x[3:_LAST]:
         if value is not None:
-            _add_arrays(fields, x, bias)
+            fields = fields | _arrays(x, bias)
             break
     if o.dropout:
-        fields["origin"] = x.origin
+        fields = {**fields, "origin": x.origin}
     if natural:
-        fields["natural"] = True
+        fields = {**fields, "natural": True}
     return _native.Call(q, k, v, fields)
 
 
-def _add_arrays(fields: dict[str, Any], x: Operands, bias: Array | None) -> None:
+def _arrays(x: Operands, bias: Array | None) -> dict[str, Any]:
+    """The options that are arrays, by name."""
+    fields = {}
     for (name, kind), value in zip(_ARRAYS, x[3:_LAST], strict=True):
         if value is None:
             continue
@@ -66,6 +70,7 @@ def _add_arrays(fields: dict[str, Any], x: Operands, bias: Array | None) -> None
             fields[name] = contiguous(widen(value))
         else:
             fields[f"q_{name}"], fields[f"k_{name}"] = segment_ids(x, value)
+    return fields
 
 
 def directions(x: Operands, t: Tangents) -> _native.Directions:
