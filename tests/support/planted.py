@@ -429,6 +429,11 @@ TANGENT_PLANTS = {
 }
 
 
+ELSEWHERE = {"detached-second-order", "detached-tangent", "constant-lse-second-order"}
+ELSEWHERE |= {"not-deterministic", "uninitialised-tail"}
+"""Planted where they are tested: they take a framework, or no formula."""
+
+
 def sinks(sign):
     """The gradient of the sinks, times a sign."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -27,7 +28,8 @@ def audit(fn: Any, **keywords: Any) -> AuditReport:
     import jax
 
     keywords.setdefault("time_limit", 60.0)
-    return audit_differentiable(fn, _caller, _vjp, jax.jvp, _second, **keywords)
+    keywords.setdefault("compiled", True)
+    return audit_differentiable(fn, _caller, _probe, _vjp, jax.jvp, _second, **keywords)
 
 
 def _x64() -> Any:
@@ -42,18 +44,23 @@ def _x64() -> Any:
 
 
 @cache
-def _compiled(mode: Mode, fn: Any, static: tuple[tuple[str, Any], ...]) -> Any:
-    """``mode`` of ``fn`` under jit; compiled once per shape, for as long as ``fn`` lives here."""
+def _made(modes: tuple[Mode, ...], fn: Any, static: tuple[tuple[str, Any], ...]) -> Any:
+    """``modes`` of ``fn`` as one function of arrays, under jit: compiled once per shape, for as long as it lives."""
     import jax
 
     def run(x: dict[str, Any], arrays: dict[str, Any]) -> dict[str, Any]:
         names = inputs_of(arrays)
-        return mode(function_of(fn, dict(static) | arrays, names), x | arrays, names)
+        results: dict[str, Any] = {}
+        for mode in modes:
+            results |= mode(function_of(fn, dict(static) | arrays, names), x | arrays, names)
+        return results
 
     return jax.jit(run)
 
 
-def _caller(mode: Mode) -> Call:
+def _with(modes: tuple[Mode, ...], run: Callable[..., Any]) -> Call:
+    """``run(function, x, arrays)`` of the function of these modes, in a context in which float64 stays float64."""
+
     def call(fn: Any, given: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
         import jax
         import jax.numpy as jnp
@@ -62,10 +69,19 @@ def _caller(mode: Mode) -> Call:
             x = {name: jnp.asarray(value) for name, value in given.items()}
             arrays = {n: jax.tree.map(jnp.asarray, o) for n, o in options.items() if _has_arrays(o)}
             static = tuple((n, o) for n, o in options.items() if n not in arrays)
-            results = _compiled(mode, fn, static)(x, arrays)
-            return {name: np.asarray(value) for name, value in results.items()}
+            found: dict[str, Any] = run(_made(modes, fn, static), x, arrays)
+            return found
 
     return call
+
+
+def _caller(modes: tuple[Mode, ...]) -> Call:
+    return _with(modes, lambda f, *x: {name: np.asarray(value) for name, value in f(*x).items()})
+
+
+def _probe(modes: tuple[Mode, ...]) -> Call:
+    """Traced and lowered, which shows what is not offered, and not compiled."""
+    return _with(modes, lambda f, *x: f.lower(*x))
 
 
 def _has_arrays(option: Any) -> bool:
@@ -84,9 +100,12 @@ def _vjp(f: Any, inputs: tuple[Any, ...], dout: Any, part: slice, unused: bool =
     return out, pullback(dout)
 
 
-def _second(f: Any, inputs: tuple[Any, ...], dout: Any, along: tuple[Any, ...]) -> Any:
-    """Reverse over reverse, which every custom rule can offer."""
+def _second(f: Any, inputs: tuple[Any, ...], dout: Any, along: tuple[Any, ...], over: str) -> Any:
+    """Reverse over reverse, which every custom rule can offer, or over forward."""
     import jax
 
+    if over == "forward":
+        _, pullback = jax.vjp(lambda *x: jax.jvp(f, x, along)[1], *inputs)
+        return pullback(dout)
     _, pullback = jax.vjp(lambda *x: jax.vjp(f, *x)[1](dout), *inputs)
     return pullback(along)

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from attngrad.auditor import objects
 from attngrad.auditor.cases import EFFORTS, cases, check_options
-from attngrad.auditor.findings import report
-from attngrad.auditor.plans import FEATURES
+from attngrad.auditor.findings import Again, report
+from attngrad.auditor.plans import FEATURES, Dims
+from attngrad.auditor.repeat import repeat, uninitialised
 from attngrad.auditor.report import AuditReport, Finding
 from attngrad.auditor.session import Session
-from attngrad.auditor.targets import BadCandidate, parameters_of, target_of
+from attngrad.auditor.targets import BadCandidate, Target, parameters_of, target_of
+from attngrad.auditor.trials import off_by_default, try_options
 from attngrad.core.arrays import kind_of
 from attngrad.core.checks import check_real, fail
 from attngrad.core.dtypes import BFLOAT16, KERNEL_DTYPES, SENTENCE
 
 Progress = Callable[[int, int, str], None]
 LEVELS = ("attention", "layer")
+PATIENCE = {"quick": 2.0, "default": 4.0, "full": 60.0}
+"""Seconds that a call at the sizes of blocks may take, or it is left out."""
 
 _ALIASES = {"d!=e": "widths", "dv": "widths", "t!=s": "cross", "mqa": "gqa"}
 
@@ -36,6 +41,7 @@ def audit(
     time_limit: float = 10.0,
     progress: Progress | None = None,
     name: str | None = None,
+    compiled: bool = False,
 ) -> AuditReport:
     """Say whether an attention implementation and its gradients are right, and if not, what the mistake is.
 
@@ -55,6 +61,7 @@ def audit(
         seed: of the values.
         time_limit: seconds for one call.
         progress: called with (done, total, text).
+        compiled: whether every shape is compiled before it runs, so that few shapes are tried but by ``"full"``.
 
     >>> import attngrad
     >>> def candidate(q, k, v, dout):
@@ -73,7 +80,8 @@ def audit(
     except BadCandidate as error:
         return AuditReport(title, "not audited", findings=(Finding("crash", str(error)),), settings=settings)
     values: dict[str, Any] = {"options": chosen, "dtype": kind, "effort": effort, "seed": seed}
-    made = list(cases(level, **values, only=target.adapt, plain_output=target.plain_output))
+    made = list(cases(level, **values, only=_shapes(target, effort, compiled), plain_output=target.plain_output))
+    made.sort(key=lambda case: case.dims.work if case.dims.large else 0)  # the larger show how long the largest take
     tell = progress or (lambda done, total, text: None)
     session = Session(target, kind, wanted, time_limit)
     lacking = [option for option in chosen if option not in target.keywords and option != "seed"]
@@ -82,6 +90,8 @@ def audit(
         session.say("option", text, fault=False, name=option)
     for number, case in enumerate(made):
         tell(number, len(made) + 2, case.name)
+        if not compiled and session.too_slow(case, PATIENCE[effort]):
+            continue
         if session.try_case(case):
             break
     session.settle_crashes()
@@ -90,11 +100,59 @@ def audit(
         if without < wrong:  # it computes attention without them
             fault = Finding("option", _not_taken(candidate, lacking, without > 0))
             return AuditReport(title, "not audited", findings=(fault,), settings=settings)
+    again = _again(session, effort)
+    names = off_by_default(candidate)
+    again = _with_options(session, again, names, options, effort, compiled)
     settings["cases"] = len(session.observations)
     tell(len(made), len(made) + 2, "diagnosis" if session.wrong else "report")
-    found = report(session, title, settings, lambda: tell(len(made) + 1, len(made) + 2, "the smallest case"))
+    found = report(session, title, settings, again, lambda: tell(len(made) + 1, len(made) + 2, "the smallest case"))
     tell(len(made) + 2, len(made) + 2, "done")
     return found
+
+
+_SQUARE, _ALL, _LONG, _WIDE = (
+    Dims(2, 2, 2, 6, 6, 4, 4), Dims(2, 4, 2, 5, 7, 4, 6), Dims(1, 1, 1, 320, 320, 64, 64), Dims(1, 1, 1, 9, 9, 128, 128)
+)  # fmt: skip
+"""The four shapes of what is compiled: square, every feature at once, where kernels branch."""
+
+
+def _shapes(target: Target, effort: str, compiled: bool) -> Callable[[Dims], Dims | None] | None:
+    """The sizes that a case has for this candidate: those of the plan, or the nearest of a few that are compiled."""
+    if not compiled or effort == "full":
+        return target.adapt
+
+    def nearest(n: Dims) -> Dims | None:
+        few = _ALL if n.features else _LONG if n.t > 256 else _WIDE if n.d >= 128 else _SQUARE
+        return target.adapt(few) if target.adapt is not None else few
+
+    return nearest
+
+
+def _again(session: Session, effort: str) -> Again:
+    """The same case many times, and cases with poisoned memory."""
+    repeated, stale = repeat(session, effort), uninitialised(session)
+    if repeated is not None and stale and set(repeated.names) <= set(stale):
+        repeated = None  # whatever stood in memory: that is why they differ
+    tried = (repeated.told,) if repeated is not None and not repeated.differing else ()
+    return Again(repeated, stale, tried)
+
+
+def _with_options(
+    session: Session, again: Again, names: tuple[str, ...], options: Any, effort: str, compiled: bool
+) -> Again:
+    """What was tried and what was not: sizes, and the options that nobody asked for."""
+    seen = [o.truth.case.dims for o in session.observations]
+    if not seen:
+        return again
+    tokens, features = max(max(n.t, n.s) for n in seen), max(max(n.d, n.e) for n in seen)
+    tried, untried = [f"up to {tokens} tokens and {features} features"], list(session.skipped)
+    rest = [n for n in names if n not in (options or {}) and n not in ("seed", "offset", "return_lse")]
+    if options is None and not session.wrong:
+        found = try_options(session, names, effort, compiled)
+        tried, untried = tried + found.tried, untried + found.untried
+    elif rest:
+        untried.append(f"{', '.join(rest)} ({'options were given' if options is not None else 'it is wrong without'})")
+    return replace(again, tried=(*tried, *again.tried), untried=(*untried, *again.untried))
 
 
 def _check(

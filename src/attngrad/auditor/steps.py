@@ -66,6 +66,9 @@ def _attention_steps() -> dict[str, Step]:
     for name, step in STEPS.items():
         names = {"scale": "scale_value", **(_BACK if step.stage == "backward" else {}), **_READS.get(name, {})}
         found[_MADE.get(name, name)] = step._replace(reads=tuple(names.get(x, x) for x in step.reads))
+    found |= {
+        f"d{x}_mixed": found[f"d{x}_dot"] for x in "qkv"
+    }  # reverse over forward: the same numbers, asked otherwise
     return found | {alias: Step(lambda x: x, (name,)) for alias, name in _ALIASES.items()}
 
 

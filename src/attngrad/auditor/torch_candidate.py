@@ -23,7 +23,7 @@ def audit(fn: Any, **keywords: Any) -> AuditReport:
     """
     import torch
 
-    return audit_differentiable(fn, _caller, _vjp, torch.func.jvp, _second, **keywords)
+    return audit_differentiable(fn, _caller, _caller, _vjp, torch.func.jvp, _second, **keywords)
 
 
 def _tensor(x: Any) -> Any:
@@ -38,11 +38,15 @@ def _tensor(x: Any) -> Any:
     return torch.from_numpy(x)
 
 
-def _caller(mode: Mode) -> Call:
+def _caller(modes: tuple[Mode, ...]) -> Call:
     def call(fn: Any, given: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
         names = inputs_of(options)
         tensors = {n: _tensor(x) for n, x in options.items()}
-        return mode(function_of(fn, tensors, names), {n: _tensor(x) for n, x in given.items()} | tensors, names)
+        x = {n: _tensor(x) for n, x in given.items()} | tensors
+        results: dict[str, Any] = {}
+        for mode in modes:
+            results |= mode(function_of(fn, tensors, names), x, names)
+        return results
 
     return call
 
@@ -55,9 +59,37 @@ def _vjp(f: Any, inputs: tuple[Any, ...], dout: Any, part: slice, unused: bool =
     return out, torch.autograd.grad(out, moved[part], dout, allow_unused=unused)
 
 
-def _second(f: Any, inputs: tuple[Any, ...], dout: Any, along: tuple[Any, ...]) -> Any:
+def _second(f: Any, inputs: tuple[Any, ...], dout: Any, along: tuple[Any, ...], over: str) -> Any:
+    """The second derivative, of ``f`` between two linear maps.
+
+    These have a graph of their own, as the layers around an attention have: what ``f`` detaches then gives wrong
+    numbers, as it would there, where ``f`` alone would give a gradient that does not require grad.
+    """
     import torch
 
+    one = torch.ones((), dtype=dout.dtype, requires_grad=True)
     moved = tuple(x.detach().requires_grad_() for x in inputs)
-    grads = torch.autograd.grad(f(*moved), moved, dout, create_graph=True)
-    return torch.autograd.grad(grads, moved, along, materialize_grads=True)
+
+    def mapped(*x: Any) -> Any:
+        return one * f(*(one * y for y in x))
+
+    if over == "forward":
+        first: tuple[Any, ...] = (torch.func.jvp(mapped, moved, along)[1],)
+        along = (dout,)
+    else:
+        first = torch.autograd.grad(mapped(*moved), moved, dout, create_graph=True)
+    # To every leaf, as .backward() goes: what is marked once_differentiable raises on the way to leaves of its own.
+    wanted = (*moved, *(x for x in _leaves(first) if all(x is not y for y in moved)))
+    return torch.autograd.grad(first, wanted, along, materialize_grads=True)[: len(moved)]
+
+
+def _leaves(tensors: tuple[Any, ...]) -> list[Any]:
+    """The leaves of a graph, those that only it holds too."""
+    found, seen, pending = [], set(), [x.grad_fn for x in tensors]
+    while pending:
+        node = pending.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            found += [node.variable] if hasattr(node, "variable") else []
+            pending += [n for n, _ in node.next_functions]
+    return found
