@@ -8,12 +8,14 @@ forward modes can be held against the forward pass alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from attngrad import reference
 from attngrad.core.arrays import NDArray
+from attngrad.core.checks import fail
 from attngrad.core.operands import Gradients, Tangents
 from attngrad.core.options import OptionArguments
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "assert_attention_gradients",
+    "assert_right",
     "cases",
     "complex_step_hvp",
     "complex_step_jvp",
@@ -204,23 +207,37 @@ def complex_step_hvp(
 # --- for the tests of others ------------------------------------------------------------------------------------------
 
 
-def assert_attention_gradients(candidate: Callable[..., Any], **keywords: Any) -> AuditReport:
-    """Fail, with the auditor's report as the message, unless ``candidate`` is right; keywords as of ``attngrad.audit``.
+def assert_right(candidate: Any, *, framework: str = "numpy", **keywords: Any) -> AuditReport:
+    """Fail, with the auditor's report as the message, unless ``candidate`` is right.
+
+    Keywords as of ``attngrad.audit``; ``framework="torch"`` or ``"jax"``: a differentiable ``fn(q, k, v)``, as of
+    ``attngrad.torch.audit`` and ``attngrad.jax.audit``. In pytest the fixture ``attngrad_audit`` does the same.
 
     >>> import attngrad
     >>> def candidate(q, k, v, dout):
     ...     out, pullback = attngrad.vjp(q, k, v)
     ...     return out, *pullback(dout)[:3]
-    >>> assert_attention_gradients(candidate, effort="quick").ok
+    >>> assert_right(candidate, effort="quick").ok
     True
     """
-    from attngrad.auditor.run import audit
-
     __tracebackhide__ = True
-    report = audit(candidate, **keywords)
+    report = audit_by(framework)(candidate, **keywords)
     if not report.ok:
         raise AssertionError(f"\n{report}")
     return report
+
+
+assert_attention_gradients = assert_right
+"""The same, under the name that it had first."""
+
+
+def audit_by(framework: str) -> Callable[..., AuditReport]:
+    """The audit of a framework's candidates."""
+    modules = {"numpy": "run", "torch": "torch_candidate", "jax": "jax_candidate"}
+    if framework not in modules:
+        fail(ValueError, "assert_right", "framework", f"be one of {', '.join(modules)}", repr(framework))
+    audit: Callable[..., AuditReport] = import_module(f"attngrad.auditor.{modules[framework]}").audit
+    return audit
 
 
 def cases(level: str = "attention", **keywords: Any) -> list[Case]:

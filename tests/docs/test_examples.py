@@ -103,3 +103,28 @@ def test_induction_runs_from_the_command_line():
     found = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603
     assert "3/3" in found.stdout
     assert "accuracy on fresh sequences" in found.stdout
+
+
+def test_the_triton_kernel_is_right_and_says_that_it_has_no_second_order():
+    """In the interpreter, in a process of its own: it must be chosen before the import."""
+    pytest.importorskip("triton")
+    command = [sys.executable, "-m", "attngrad", "audit", f"{EXAMPLES / 'triton_kernel.py'}:attention"]
+    command += ["--framework", "torch", "--effort", "quick", "--time-limit", "300", "--json", "-"]
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)  # noqa: S603
+    report = json.loads(found.stdout)
+    assert (found.returncode, report["status"]) == (0, "right"), found.stdout
+    assert {stage["name"] for stage in report["stages"]} == {"out", "dq", "dk", "dv"}
+
+
+def test_the_action_calls_what_the_command_and_the_plugin_have():
+    yaml = pytest.importorskip("yaml")
+    steps = yaml.safe_load((EXAMPLES / "audit.github.yml").read_text())["jobs"]["audit"]["steps"]
+    commands = [step["run"] for step in steps if "run" in step]
+    audit, tests = (next(c for c in commands if c.startswith(word)) for word in ("attngrad audit", "pytest"))
+    from attngrad.auditor.cli import command
+
+    known = {flag for parameter in command.params for flag in parameter.opts}
+    assert {word for word in audit.split() if word.startswith("--")} <= known
+    plugin = (EXAMPLES.parent / "src" / "attngrad" / "pytest_plugin.py").read_text()
+    assert all(f'"{word}"' in plugin for word in tests.split() if word.startswith("--"))

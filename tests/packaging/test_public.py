@@ -57,6 +57,7 @@ def test_the_public_modules_are_all_here_and_say_what_they_are():
         "explain",
         "formulas",
         "functional",
+        "pytest_plugin",
     }  # reached through functions of attngrad, and the command
     assert {f"attngrad.{name}" for name in files - internal} == set(MODULES) - {"attngrad"}
     for place in MODULES:

@@ -12,10 +12,12 @@ from functools import cache
 import fuzz_tools
 from attngrad.formulas import FormulaError, audit_formula
 from attngrad.formulas.symbols import ALIASES, FUNCTION_ALIASES, FUNCTIONS, KNOWN
+from notations import NOTATIONS
 from printed import PRINTED
 
 WHAT = "texts"
-SEEDS = [text for text, _, _ in PRINTED] + [
+SEEDS = [text for text, _, _ in PRINTED] + [text for _, *pair in NOTATIONS for text in pair]
+SEEDS += [
     "dS = dA*A - A @ dA.T @ A",
     "dS = A * (dA - rowsum(A * dA))",
     "rowsum(A*dA) = rowsum(O*dO)",
@@ -34,7 +36,9 @@ _WORDS = r"""
     @ * + - / = ( ) [ ] { } , ; ^ _ . .T ^T **2 o d _i _ij _{i,j} sum_i e_i 1 0 2.5 1e-3 W^Q W^{Q^T} dL/dS dA_i/dS_i
     \frac \partial \sum \sqrt \text \mathcal{L} \left( \right) \odot \cdot \in \mathbb{R}^{n\times\,m} \begin{align}
     \end{align} \\ \sigma \Lambda \tilde{Q} \frac{\partial\,L}{\partial\,S} \frac{1}{\sqrt{d_k}} \sum_{i=1}^{n} (\theta)
-    \Attn
+    \Attn \hat{A} \bar{Q} \langle \rangle \mathrm{d} \mathbf{A} ^{(i)} ^{(h)} _{i:} _{:j} ' j' _{ij'} \leftarrow += := #
+    np. np.sum( torch. F.softmax( axis=-1 dim=0 keepdims=True .sum(-1) .transpose(-1,-2) .shape[-1] [:,None] [None,:]
+    einsum( 'ij,jk->ik' "...ij->...i" grad_scores attn_weights dL_dQ D G a s p da \delta_{ij} \mathbb{1}_{i=j} ᵢ ⱼ ⟨ ⟩
 """
 WORDS = [*_WORDS.split(), *KNOWN, *ALIASES, *FUNCTIONS, *FUNCTION_ALIASES]
 

@@ -50,6 +50,7 @@ _FUNCTIONS: dict[str, Callable[[Array], Array]] = {
         for reduce in (np.sum, np.mean)
         for over, axis in (("", (-2, -1)), ("row", -1), ("col", -2))
     },
+    "rowmax": partial(np.max, axis=-1, keepdims=True),
     "softmax": _softmax,
     "dsoftmax": _softmax_jacobian,
     "diag": _diagonal,
@@ -100,6 +101,8 @@ class _Evaluation:
             value = self.values[x.name]
         if not x.indices:
             return value.reshape((1,) * self.axes + value.shape)
+        if ":" in x.indices:  # A_{:j}: the axis that stays comes last, and is a column
+            value = np.moveaxis(value, x.indices.index(":"), -1)[..., None]
         at = []
         for axis in self.shapes.axes[id(x)]:
             along = [1] * self.axes

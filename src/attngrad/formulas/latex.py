@@ -14,8 +14,18 @@ from attngrad.formulas.tokens import Token
 from attngrad.formulas.tree import Binary, Call, Expression, Symbol, Transpose
 
 _FRACTIONS = {r"\frac", r"\dfrac", r"\tfrac"}
-_TANGENTS = {r"\tilde", r"\dot"}
-STOPS = {r"\\", r"\in", r"\equiv", r"\end", r"\begin", r"\odot", r"\circ", r"\cdot", r"\}", r"\times"}
+_MARKS = {
+    r"\tilde": "tilde",
+    r"\widetilde": "tilde",
+    r"\bar": "bar",
+    r"\overline": "bar",
+    r"\dot": "dot",
+    **dict.fromkeys((r"\hat", r"\widehat", r"\check"), "hat"),
+}
+STOPS = {
+    *(r"\\", r"\in", r"\equiv", r"\end", r"\begin", r"\odot", r"\circ", r"\cdot", r"\}", r"\times"),
+    *(r"\rangle", r"\leftarrow", r"\gets", r"\coloneqq", r"\triangleq"),
+}
 _SCALED_PRODUCT = Binary("/", Binary("@", Symbol("Q"), Transpose(Symbol("K"))), Call("sqrt", Symbol("d_k")))
 
 
@@ -39,27 +49,67 @@ class Latex(Scripts):
             return self.derivative(of, self.differential(), token)
         if token.text == r"\sum":
             return self.sum_over(token)
-        if token.text in _TANGENTS:
-            of = self.braced(self.plain_symbol) if self.here.text == "{" else self.plain_symbol()
-            return self.known(f"{of.name}_dot", of.indices, token)
-        if token.text in LOSS_ALPHABETS:
+        if token.text in _MARKS:
+            return self.marked(_MARKS[token.text], token)
+        if token.text == r"\langle":
+            return self.inner_product(token)
+        if token.text in LOSS_ALPHABETS and self.ahead().text in symbols.LOSSES:
             raise self.fault("the loss has no value here, only derivatives; write L for the log-sum-exp.", token)
         if token.text == r"\nabla":
             return self.nabla(token)
         if token.text in ALPHABETS and self.script_is({"1"}):  # \mathbf{1}, \mathbf{1}_n
-            if self.passes("_"):
-                self.subscript()
-            return Symbol("ones", position=token.position)
+            return self.one_or_indicator(token)
         if token.text in ALPHABETS:
-            return self.named(Token("name", self.braced_word(), token.position))
+            word = self.braced_word()
+            if word == "d":  # \mathrm{d}Q
+                return self.gradient(token)
+            return self.named(Token("name", word, token.position))
         word = token.text[1:]
         if symbols.canonical(word) or symbols.function(word) or word in {"Attn", "softmax"}:
             return self.named(Token("name", word, token.position))
         raise self.fault(f"{token.text} is no part of the language here. {symbols.suggestion(word)}", token)
 
+    def marked(self, mark: str, token: Token) -> Expression:
+        r"""\dot{Q} is a tangent, and so is \tilde{Q}; \bar{Q} a gradient; \hat{A}, and a mere mark, the name."""
+        of = self.braced(self.plain_symbol) if self.here.text == "{" else self.plain_symbol()
+        meaning = self.reading.of(mark) if mark in {"tilde", "bar"} else {"dot": "tangent"}.get(mark, "mark")
+        name = {"tangent": f"{of.name}_dot", "adjoint": f"d{of.name}", "mark": of.name}[meaning]
+        return self.known(name, of.indices, token) if of.indices else self.scripted(name, token)
+
+    def inner_product(self, token: Token) -> Expression:
+        r"""\langle x, y \rangle, the sum of x * y."""
+        left = self.expression()
+        self.expect(",")
+        product = Binary("*", left, self.expression(), position=token.position)
+        self.expect(r"\rangle")
+        if self.passes("_"):  # of Frobenius
+            self.subscript()
+        return Call("sum", product, position=token.position)
+
+    def one_or_indicator(self, token: Token) -> Expression:
+        r"""Behind \mathbf{1}: the column of ones; \mathbb{1}_{i=j} and \mathbb{1}[i=j] are the identity's entries."""
+        start = self.i
+        self.passes("_")
+        opening, i, equals, j, closing = (self.ahead(k) for k in range(5))
+        if (opening.text, equals.text, closing.text) in {("{", "=", "}"), ("[", "=", "]")}:
+            self.i += 5
+            return self.known("I", self.letters([i.text, j.text], token), token)
+        if self.i > start:
+            self.subscript()
+        return Symbol("ones", position=token.position)
+
+    def at_upright_letter(self) -> bool:
+        r"""Whether \mathbf{Q} comes next: behind a d it is what the gradient is taken at."""
+        return self.here.text in ALPHABETS and symbols.canonical(self.ahead(2).text) is not None
+
+    def gradient(self, token: Token) -> Expression:
+        r"""What follows an upright d: \mathrm{d}\mathbf{Q} is dQ."""
+        of = self.plain_symbol()
+        return self.known(f"d{of.name}", of.indices, token)
+
     def fraction(self, token: Token) -> Expression:
         r"""\frac{a}{b}: a derivative where differentials stand in it, else a quotient."""
-        if self.here.text == "{" and self.ahead().text == r"\partial":
+        if self.here.text == "{" and self.at_differential():
             of = self.braced(self.differential)
             return self.derivative(of, self.braced(self.differential), token)
         if self.here.text == "{" and self.ahead().text in {f"d{x}" for x in symbols.LOSSES}:
@@ -73,29 +123,42 @@ class Latex(Scripts):
         return self.braced(self.expression) if self.here.text == "{" else self.factor()
 
     def nabla(self, token: Token) -> Expression:
-        r"""\nabla_Q L, which is dQ."""
+        r"""\nabla_Q L, which is dQ; \nabla_{W_Q} L."""
         self.expect("_")
-        at = "".join(self.subscript())
+        at = self.braced(self.plain_symbol) if self.here.text == "{" else self.plain_symbol()
         self.loss()
-        return self.known(f"d{symbols.canonical(at) or at}", (), token)
+        return self.known(f"d{at.name}", at.indices, token)
+
+    def at_differential(self) -> bool:
+        r"""Whether \partial x, \mathrm{d}x or d \mathcal{L} stands in the braces that come next."""
+        first, second, third = (self.ahead(k).text for k in (1, 2, 3))
+        if first == "d":
+            return second in LOSS_ALPHABETS or second.removeprefix("\\") in symbols.LOSSES
+        return first == r"\partial" or (first in ALPHABETS and (second, third) == ("{", "d"))
 
     def differential(self) -> str | Symbol:
-        r"""\partial x."""
-        self.expect(r"\partial")
+        r"""\partial x, \mathrm{d}x, d x or dx."""
+        if self.here.kind == "name" and self.here.text != "d":
+            return self.plain_differential()
+        if self.here.text in ALPHABETS and self.ahead(2).text == "d":
+            self.take()
+            self.braced_word()
+        elif not self.passes("d"):
+            self.expect(r"\partial")
         return self.quantity()
 
     def quantity(self) -> str | Symbol:
         """What is differentiated, or at what: "L" for the loss, else a symbol; the scaled product is S."""
         token = self.here
-        if token.text in LOSS_ALPHABETS or (token.kind == "name" and token.text in symbols.LOSSES):
+        is_letter = token.text in LOSS_ALPHABETS and self.ahead(2).text in symbols.LOSSES
+        if is_letter or token.text.removeprefix("\\") in symbols.LOSSES:
             return self.loss()
         if token.text in {"(", "[", "{"} or token.text in _FRACTIONS:
             inner = self.factor()
             if inner == _SCALED_PRODUCT:
                 return Symbol("S", position=token.position)
             raise self.fault("only a name, or Q K^T / sqrt(d_k), may be differentiated at.", token)
-        self.take()
-        return self.symbol_of(token.text, token)
+        return self.plain_symbol()
 
     def derivative(self, of: str | Symbol, at: str | Symbol, token: Token) -> Expression:
         """The symbol that a derivative is: dS, a row's Jacobian J_i, or a tensor dZ/dQ."""
@@ -103,7 +166,7 @@ class Latex(Scripts):
             raise self.fault("the loss must stand above the line.", token)
         if isinstance(of, str):
             return self.known(f"d{at.name}", at.indices, token)
-        if (of.name, at.name) == ("A", "S") and of.indices[:1] == at.indices[:1] != ():
+        if (of.name, at.name) in {("A", "S"), ("A", "Z")} and of.indices[:1] == at.indices[:1] != ():
             if len(of.indices) == len(at.indices):
                 return Symbol("J", (*of.indices, *at.indices[1:]), position=token.position)
         elif len(of.indices) == len(at.indices) in {0, 2} and f"d{of.name}/d{at.name}" in symbols.KNOWN:

@@ -11,9 +11,23 @@ import math
 from collections.abc import Callable
 
 from attngrad.formulas import symbols
-from attngrad.formulas.latex import STOPS, Latex
+from attngrad.formulas.code import Code
+from attngrad.formulas.latex import STOPS
+from attngrad.formulas.readings import Reading
 from attngrad.formulas.tokens import Token
-from attngrad.formulas.tree import Binary, Call, Equation, Expression, Negate, Number, Power, Sum, Transpose, is_number
+from attngrad.formulas.tree import (
+    Binary,
+    Call,
+    Equation,
+    Expression,
+    Negate,
+    Number,
+    Power,
+    Sum,
+    Transpose,
+    free_indices,
+    is_number,
+)
 
 MAX_DEPTH = 60
 """Of nesting, and of the tree; the documents need 12."""
@@ -36,18 +50,20 @@ _INFIX = {
     "/": (_PRODUCT, "/"),
     "@": (_PRODUCT, "@"),
     r"\cdot": (_PRODUCT, "@"),
+    r"\times": (_PRODUCT, "@"),
 }
 
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
-_EQUALS = {"=", r"\equiv"}
+_EQUALS = {"=", r"\equiv", ":=", r"\coloneqq", r"\triangleq"}
+_UPDATES = {"+=", r"\leftarrow", r"\gets"}
 _TRANSPOSE = {"T", "t", r"\top", r"\intercal"}
 
 
-class Parser(Latex):
+class Parser(Code):
     """One text, read once from left to right."""
 
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
+    def __init__(self, text: str, reading: Reading | None = None) -> None:
+        super().__init__(text, reading)
         self.depth = 0
 
     # --- equations ---------------------------------------------------------------------------------------------------
@@ -76,15 +92,31 @@ class Parser(Latex):
     def equation(self) -> Equation:
         """Two sides or more, with '=' between them."""
         start = self.here
-        sides = [self.expression()]
+        sides = [self.side()]
         stated = self.stated_shape()
+        if self.here.text in _UPDATES:
+            sides.append(self.update(sides[0]))
         while self.at_equals():
-            sides.append(self.expression())
+            sides.append(self.side())
             stated = self.stated_shape() or stated
         if len(sides) < 2:
             message = "a formula must say that two things are equal, as in dV = A.T @ dO; found no '='."
             raise self.fault(message, self.here)
         return Equation(tuple(sides), stated, position=start.position)
+
+    def side(self) -> Expression:
+        """A side; a vector alone is a column, as L and delta are."""
+        return self.as_column(x) if self.is_vector(x := self.expression()) else x
+
+    def update(self, target: Expression) -> Expression:
+        r"""x += y and x \leftarrow x + y: x is y, summed over the indices that x has not."""
+        arrow = self.take()
+        y = self.side()
+        if arrow.text != "+=" and isinstance(y, Binary) and y.op == "+" and y.left == target:
+            y = y.right
+        for index in sorted(free_indices(y) - free_indices(target)):
+            y = self.low(Sum(index, y, position=arrow.position))
+        return y
 
     def at_equals(self) -> bool:
         """Pass over '='; a line break before it continues the chain."""
@@ -103,7 +135,7 @@ class Parser(Latex):
             token = self.here
             if self.starts_factor(token):
                 tightness, op, width = _PRODUCT, "@", 0
-            elif token.text in _INFIX and token.kind != "number":
+            elif token.text in _INFIX and (token.text != "o" or self.is_ring()):
                 (tightness, op), width = _INFIX[token.text], 1
             else:
                 break
@@ -133,11 +165,13 @@ class Parser(Latex):
         x = self.deeper(self.primary)
         while True:
             token = self.here
-            if token.text == "." and self.tokens[self.i + 1].text == "T":
+            if token.text == "." and self.ahead().text in {"T", "mT"}:
                 self.i += 2
-                x = self.low(Transpose(x, position=token.position))
-            elif token.text == "." and self.tokens[self.i + 1].kind == "name":
-                raise self.fault(f"'.{self.tokens[self.i + 1].text}' is no part of the language; only .T is.", token)
+                x = self.low(self.turned(x, token))
+            elif token.text == "." and self.ahead().kind == "name":
+                x = self.low(self.method(x))
+            elif token.text == "[" and self.ahead().text in {":", "...", "None"}:
+                x = self.low(self.new_axis(x))
             elif token.text in {"^", "**"}:
                 self.i += 1
                 x = self.low(self.superscript(x, token))
@@ -147,11 +181,17 @@ class Parser(Latex):
     def superscript(self, x: Expression, token: Token) -> Expression:
         """What follows ^ or **: a transpose or a literal power."""
         if self.script_is(_TRANSPOSE):
-            return Transpose(x, position=token.position)
+            return self.turned(x, token)
         exponent = self.literal()
         if exponent is None or not abs(exponent) <= MAX_EXPONENT:
             raise self.fault(f"only T, or a number up to {MAX_EXPONENT:g}, may stand up here.", self.here)
         return Power(x, exponent, position=token.position)
+
+    def turned(self, x: Expression, token: Token) -> Expression:
+        """x^T; a name that is the other way round in this reading is turned back."""
+        if isinstance(x, Transpose) and self.is_turned(x.of):
+            return x.of
+        return Transpose(x, position=token.position)
 
     def literal(self) -> float | None:
         """A signed number or fraction, in braces or parentheses or bare; None where there is none."""
@@ -182,9 +222,13 @@ class Parser(Latex):
     def starts_factor(self, token: Token) -> bool:
         """Whether a factor begins here, so that it stands side by side with the one before."""
         if token.kind == "name":
-            return token.text != "o"
+            return token.text != "o" or not self.is_ring()
         is_operand = token.kind == "command" and token.text not in STOPS
-        return token.kind == "number" or token.text in _CLOSING or is_operand
+        return token.kind in {"number", "module"} or token.text in _CLOSING or is_operand
+
+    def is_ring(self) -> bool:
+        """Whether the o that comes next is the sign of a product; o_i is a row of O."""
+        return self.ahead().text not in {"_", "^"}
 
     def primary(self) -> Expression:
         """What a factor begins with: a number, a name, a command or parentheses."""
@@ -197,9 +241,11 @@ class Parser(Latex):
             self.expect(_CLOSING[token.text])
             return inner
         if token.kind == "name":
-            return self.named(self.take())
+            return self.oriented(self.named(self.take()))
+        if token.kind == "module":
+            return self.library_call()
         if token.kind == "command":
-            return self.command()
+            return self.oriented(self.command())
         raise self.unexpected("a name, a number or '('")
 
     def named(self, token: Token) -> Expression:
@@ -211,15 +257,21 @@ class Parser(Latex):
             return self.sum_over(token)
         if word == "d" and self.passes("sigma", "softmax", r"\sigma"):
             return self.argument("dsoftmax", token)
+        if word == "d" and self.at_upright_letter():
+            return self.gradient(token)
+        if self.here.text == "(" and word in self.CALLS:
+            return self.call(word, token)
         if word == "e" and self.passes("^"):
             return Call("exp", self.script_expression(), position=token.position)
         function = symbols.function(word)
+        if function == "softmax" and self.passes("_"):  # softmax_{row}
+            self.subscript()
         if function is not None:
             return self.argument(function, token)
         return self.symbol(word, token)
 
     def argument(self, function: str, token: Token) -> Expression:
-        """The argument of a function: in parentheses, or the next factor."""
+        """The argument of a function: in parentheses, with an axis as NumPy has it, or the next factor."""
         opening = self.here
         if opening.text not in _CLOSING:
             if not self.starts_factor(opening):
@@ -227,6 +279,8 @@ class Parser(Latex):
             return Call(function, self.factor(), position=token.position)
         self.i += 1
         inner = self.expression()
+        if self.here.text == "," and self.ahead().text in self.KEYWORDS:
+            return self.reduced(function, inner, self.keywords(), token)
         if self.here.text == ",":
             hint = " Write rowsum or colsum for a sum along an axis." if function in {"sum", "mean"} else ""
             raise self.fault(f"{function} takes one argument.{hint}", self.here)
@@ -242,7 +296,7 @@ class Parser(Latex):
 
     def symbol(self, word: str, token: Token) -> Expression:
         """A symbol, or a run of them side by side as in QK^T: then the first, and the rest is put back."""
-        if symbols.canonical(word) is None and word != "W" and word != "dW":
+        if symbols.canonical(word) is None and word not in {"W", "dW", "D", "G"}:
             parts = symbols.split(word)
             if parts is None or len(parts) < 2:
                 raise self.fault(f"unknown name {word!r}. {symbols.suggestion(word)}", token)
@@ -271,11 +325,11 @@ class Parser(Latex):
         return x
 
 
-def parse(text: str) -> tuple[Equation, ...]:
+def parse(text: str, reading: Reading | None = None) -> tuple[Equation, ...]:
     r"""The equations of a text, plain text or LaTeX.
 
     >>> from attngrad.formulas.tree import show
     >>> show(parse(r"\frac{\partial L}{\partial Q} = \frac{1}{\sqrt{d_k}} \frac{\partial L}{\partial S} \cdot K"))
     'dQ = 1 / sqrt(d_k) * dS @ K'
     """
-    return Parser(text).formula()
+    return Parser(text, reading).formula()

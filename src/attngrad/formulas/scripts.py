@@ -6,12 +6,13 @@ dropped.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import TypeVar
 
 from attngrad.formulas import symbols
 from attngrad.formulas.tokens import Cursor, Token
-from attngrad.formulas.tree import Symbol
+from attngrad.formulas.tree import Expression, Symbol, Transpose
 
 T = TypeVar("T")
 ALPHABETS = {
@@ -24,6 +25,11 @@ ALPHABETS = {
 LOSS_ALPHABETS = {r"\mathcal", r"\mathscr"}
 _ENVIRONMENTS = {"align", "aligned", "equation", "split", "gather", "gathered"}
 _WEIGHTS = {"W", "dW"}
+_AMBIGUOUS = {"p", "D", "G"}
+_ROW = "r"
+"""The index of the row that a, s, p are where they are read as one row."""
+
+_LETTER = re.compile(r"[a-z]'*|:")
 
 
 class Scripts(Cursor):
@@ -46,14 +52,16 @@ class Scripts(Cursor):
         return token.text
 
     def plain_symbol(self) -> Symbol:
-        """A symbol, by its next token and the scripts behind it."""
+        r"""A symbol, by its next token and the scripts behind it; \mathbf{Q} is Q."""
         token = self.take()
-        return self.symbol_of(token.text, token)
+        return self.symbol_of(self.braced_word() if token.text in ALPHABETS else token.text, token)
 
     def known(self, name: str, indices: tuple[str, ...], token: Token) -> Symbol:
         """A symbol whose name must be of the list, and have that many axes."""
         if name not in symbols.KNOWN:
             raise self.fault(f"unknown name {name!r}. {symbols.suggestion(name)}", token)
+        while indices[-1:] == (":",):  # A_{i:} is A_i
+            indices = indices[:-1]
         axes = 0 if symbols.KNOWN[name] == symbols.SCALAR else len(symbols.KNOWN[name])
         if len(indices) > axes:
             raise self.fault(f"{name} must have at most {axes} indices; got {len(indices)}.", token)
@@ -67,18 +75,72 @@ class Scripts(Cursor):
             return self.size_or_gradient(token)
         if word in _WEIGHTS:
             return self.weight(word, token)
-        name = symbols.canonical(word)
+        name = self.reading.of(word) if word in _AMBIGUOUS else symbols.canonical(word)
         if name is None:
             raise self.fault(f"unknown name {word!r}. {symbols.suggestion(word)}", token)
+        return self.scripted(name, token, word)
+
+    def scripted(self, name: str, token: Token, word: str = "") -> Symbol:
+        r"""A name with what stands below and above it: A_ij, A_dot, S_i^{(j)}, \delta_{ij}, a_j of one row a."""
         indices: tuple[str, ...] = ()
-        while self.here.text == "_" and not indices:
-            self.take()
-            script = self.subscript()
-            if script == ["dot"]:
-                name = f"{name}_dot"
+        while True:
+            if self.here.text == "_" and not indices:
+                self.take()
+                script = self.subscript()
+                if script == ["dot"]:
+                    name = f"{name}_dot"
+                else:
+                    indices = self.letters(script, token)
+            elif self.here.text == "_" and self.upper:
+                self.take()
+                indices += self.letters(self.subscript(), token)
+            elif self.here.text == "^" and (above := self.upper_index()):
+                self.upper = True
+                indices += above if self.reading.of("upper") == "index" else ()
             else:
-                indices = self.letters(script, token)
-        return self.known(name, indices, token)
+                break
+        self.upper = False
+        if name == "delta" and len(indices) == 2:
+            name = self.reading.of("delta_ij")
+        return self.known(name, self.of_one_row(word, name, indices), token)
+
+    upper = False
+    """Whether the symbol that is being read has an index above."""
+
+    def upper_index(self) -> tuple[str, ...]:
+        """Pass over ^{(i)}, ^(i), ^{i} or ^i, if that is next: a small letter, and not t."""
+        ahead = [self.ahead(k).text for k in range(1, 6)]
+        for opening, closing in ((["{", "("], [")", "}"]), (["("], [")"]), (["{"], ["}"]), ([], [])):
+            k = len(opening)
+            letter = ahead[k] if k < len(ahead) else ""
+            is_letter = len(letter) == 1 and "a" <= letter <= "z" and letter not in "to"
+            if is_letter and ahead[:k] == opening and ahead[k + 1 : 2 * k + 1] == closing:
+                self.i += 2 * k + 2
+                return (letter,)
+        return ()
+
+    def of_one_row(self, word: str, name: str, indices: tuple[str, ...]) -> tuple[str, ...]:
+        """The indices where a, s, p may be one row, a_j its entry, and q, o the query and output of that row."""
+        entries = word in {"a", "s", "p", "z", "da", "ds", "dp", "dz"} and name != "p"
+        if (entries and len(indices) < 2) or (word in {"q", "o", "dq", "do"} and not indices):
+            return ((_ROW,) if self.reading.of("lower") == "row" else ()) + indices
+        if name in {"J", "L", "delta"} and not indices and self.reading.answers.get("lower") == "row":
+            return (_ROW,)
+        return indices
+
+    def oriented(self, x: Expression) -> Expression:
+        """x in the house's convention: A_i is a row there, and a weight (in, out)."""
+        return Transpose(x, position=x.position) if self.is_turned(x) else x
+
+    def is_turned(self, x: Expression) -> bool:
+        """Whether x is a name that this reading has the other way round."""
+        if not isinstance(x, Symbol):
+            return False
+        if x.name.lstrip("d").startswith("W_") and not x.indices:
+            return self.reading.of("weights") == "out_in"
+        rest = symbols.KNOWN[x.name][len(x.indices) :]
+        is_row = bool(x.indices) and len(rest) == 1 and rest != (symbols.ONE,) and ":" not in x.indices
+        return is_row and x.name not in symbols.SIZED and self.reading.of("vectors") == "columns"
 
     def size_or_gradient(self, token: Token) -> Symbol:
         """d_k, d_v, d_model; or d_Q L, which is dQ."""
@@ -95,7 +157,7 @@ class Scripts(Cursor):
     def loss(self) -> str:
         r"""Pass over the loss, whatever letter it has and however it is written, with its parameters."""
         token = self.take()
-        word = self.braced_word() if token.text in LOSS_ALPHABETS else token.text.removeprefix("\\")
+        word = self.braced_word() if token.text in ALPHABETS else token.text.removeprefix("\\")
         if word not in symbols.LOSSES:
             raise self.fault(f"expected the loss L; got {word!r}.", token)
         self.drop_theta()
@@ -135,28 +197,42 @@ class Scripts(Cursor):
         return False
 
     def subscript(self) -> list[str]:
-        r"""The words below the line: ij, {i,j}, model; \text is read through."""
+        r"""The words below the line: ij, {i,j}, j', i:, model; \text is read through."""
         if not self.passes("{"):
             token = self.take()
             if token.kind != "name":
                 raise self.fault("an index must be a letter.", token)
-            return [token.text]
-        words = []
+            return [token.text + self.primes()]
+        words: list[str] = []
         while not self.passes("}"):
             token = self.take()
             if token.text in ALPHABETS:
                 words.append(self.braced_word())
             elif token.kind == "name":
-                words.append(token.text)
+                words.append(token.text + self.primes())
+            elif token.text == ":":
+                words.append(":")
             elif token.text != ",":
                 raise self.fault("an index must be a letter.", token)
         return words
 
+    def primes(self) -> str:
+        r"""Pass over the primes of an index: j', j^\prime, j^{\prime}."""
+        if self.here.kind == "prime":
+            return self.take().text
+        if self.here.text == "^":
+            self.i += 1
+            if self.script_is({r"\prime"}):
+                return "'"
+            self.i -= 1
+        return ""
+
     def letters(self, words: list[str], token: Token) -> tuple[str, ...]:
         """Single small letters, the indices."""
-        found = tuple("".join(words))
-        if not found or not all("a" <= c <= "z" for c in found):
-            raise self.fault(f"an index must be a small letter; got {''.join(words)!r}.", token)
+        run = "".join(words)
+        found = tuple(_LETTER.findall(run))
+        if not found or "".join(found) != run:
+            raise self.fault(f"an index must be a small letter; got {run!r}.", token)
         return found
 
     def sum_index(self) -> str:
@@ -165,6 +241,7 @@ class Scripts(Cursor):
         token = self.take()
         if len(token.text) != 1 or not "a" <= token.text <= "z":
             raise self.fault("the index of a sum must be one small letter.", token)
+        index = token.text + self.primes()
         if braced:
             if self.passes("="):
                 self.take()
@@ -173,7 +250,7 @@ class Scripts(Cursor):
             upper = self.subscript()
             if len(upper) != 1 or len(upper[0]) != 1:
                 raise self.fault("the upper bound of a sum must be one letter.", token)
-        return token.text
+        return index
 
     # --- what is passed over -----------------------------------------------------------------------------------------
 

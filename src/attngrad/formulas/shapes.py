@@ -156,7 +156,10 @@ class _Pass:
             dims: Dims = tuple(own if d == "?" else d for d in SIZED[x.name])
         else:
             dims = self.dims_of(x.name)
+        kept = tuple(size for letter, size in zip(x.indices, dims, strict=False) if letter == ":")
         for letter, size in zip(x.indices, dims, strict=False):
+            if letter == ":":  # A_{:j}, a column
+                continue
             if letter not in self.scope:
                 self.scope[letter] = self.new_axis(x)
             axis = self.scope[letter]
@@ -165,8 +168,12 @@ class _Pass:
                 raise ShapeFault(
                     x, f"the index {letter} runs to {resolve(size)} in {show(x)}, and elsewhere to {known}"
                 )
-        self.shapes.axes[id(x)] = tuple(self.scope[letter] for letter in x.indices)
+        self.shapes.axes[id(x)] = tuple(self.scope[letter] for letter in x.indices if letter != ":")
         rest = dims[len(x.indices) :]
+        if kept:
+            if len(kept) + len(rest) != 1:
+                raise ShapeFault(x, f"{show(x)} has more than one axis left; only a column may be taken so")
+            return (kept[0], ONE)
         return ((ONE,) * (2 - len(rest)) + rest) if x.indices else rest
 
     def sum(self, x: Sum) -> Dims:
@@ -220,7 +227,7 @@ class _Pass:
         rows, columns = inner
         if x.function in {"sum", "mean"}:
             return SCALAR
-        if x.function in {"rowsum", "rowmean"}:
+        if x.function in {"rowsum", "rowmean", "rowmax"}:
             return (rows, ONE)
         if x.function in {"colsum", "colmean"}:
             return (ONE, columns)

@@ -22,18 +22,33 @@ ALIASES, FUNCTION_ALIASES = (
     {other: name for name, others in _WORDS[part].items() for other in others.split()}
     for part in ("spellings", "function_spellings")
 )
-FUNCTIONS, SIGNS = _WORDS["functions"], _WORDS["signs"]
+FUNCTIONS, SIGNS, BELOW = _WORDS["functions"], _WORDS["signs"], _WORDS["below"]
 
-LOSSES = {"L", "l", "ell", "loss", "Loss", "sL"}
+LOSSES = {"L", "l", "ell", "loss", "Loss", "sL", "phi", "varphi", "J"}
 """What stands above the line in dL/dQ."""
 
 KNOWN = SHAPES | LAYER | SIZED
 
+_GRADIENTS = ("grad_", "dL_d", "dL_", "d_", "dloss_d")
+
 
 def canonical(name: str) -> str | None:
-    """The one spelling of a name, or None for a name that is not of the list."""
-    name = ALIASES.get(name, name)
-    return name if name in KNOWN and "/" not in name else None
+    """The one spelling of a name, or None for a name that is not of the list.
+
+    >>> canonical("attn_weights"), canonical("grad_scores"), canonical("dL_dQ")
+    ('A', 'dS', 'dQ')
+    """
+    plain = ALIASES.get(name, name)
+    if plain in KNOWN and "/" not in plain:
+        return plain
+    prefix = next((x for x in _GRADIENTS if name.startswith(x) and len(name) > len(x)), None)
+    of = None if prefix is None else ALIASES.get(name[len(prefix) :], name[len(prefix) :])
+    return f"d{of}" if f"d{of}" in KNOWN and (prefix != "d_" or len(name) > 3) else None
+
+
+def is_long_name(word: str) -> bool:
+    """Whether a word with underscores is one name: attn_weights, grad_scores, dL_dQ; not A_ij, d_k or W_Q."""
+    return "_" in word and word not in KNOWN and (canonical(word) is not None or word in FUNCTION_ALIASES)
 
 
 def function(name: str) -> str | None:
@@ -47,7 +62,7 @@ def split(run: str) -> list[str] | None:
     parts: list[str] = []
     while run:
         width = next((w for w in (2, 1) if run[:w] in KNOWN and run[:w][-1].isupper()), 0)
-        width = width or (1 if run[0] in "WP" else 0)
+        width = width or (1 if run[0] in "WPG" else 0)
         if not width:
             return None
         parts.append(run[:width])

@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from attngrad.formulas.symbols import SIGNS
+from attngrad.formulas.readings import Reading
+from attngrad.formulas.symbols import BELOW, SIGNS, is_long_name
 
 MAX_LENGTH = 2000
 """Characters of a formula; the longest line of the documents has 400."""
@@ -38,7 +39,7 @@ class FormulaError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A piece of the text: ``kind`` is number, name, command, symbol or end."""
+    """A piece of the text: ``kind`` is number, name, module, einsum, command, symbol or end."""
 
     kind: str
     text: str
@@ -47,14 +48,20 @@ class Token:
 
 _PATTERN = re.compile(
     r"""
-    (?P<space>\s+)
-  | (?P<number>(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)
+    (?P<statement>\s*?\n(?=\s*[A-Za-z][\w.]*\s*[+:]?=))
+  | (?P<space>\s+|\#[^\n]*|\\(?:tag|label)\{[^{}]*\})
+  | (?P<number>(?:[0-9]+(?:\.[0-9]+|\.(?![A-Za-z.]))?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)
+  | (?P<module>(?:np|numpy|jnp|jax\.(?:numpy|nn)|(?:torch\.)?nn\.functional|torch|F|math|scipy\.special)\.(?=[a-z]))
+  | (?P<long>[A-Za-z][A-Za-z0-9]*(?:\\?_[A-Za-z0-9]+)+)
   | (?P<name>[A-Za-z][A-Za-z0-9]*)
+  | (?P<prime>(?<=[a-z])'+)
+  | (?P<einsum>(?P<quote>["'])[a-zA-Z.,\s]+->[a-zA-Z.\s]*(?P=quote))
   | (?P<command>\\(?:[A-Za-z]+|[^A-Za-z]))
-  | (?P<symbol>\*\*|[@*+\-/=()\[\]{},;^_.&~$])
+  | (?P<symbol>\*\*|\.\.\.|:=|\+=|[@*+\-/=()\[\]{},;:^_.&~$])
     """,
     re.VERBOSE,
 )
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9]*")
 
 _PLACING = {
     *("&", "~", "$", r"\,", r"\;", r"\:", r"\!", "\\ ", "\\\n", r"\(", r"\)", r"\[", r"\]"),
@@ -78,6 +85,11 @@ def tokenize(text: str) -> list[Token]:
         if found is None:
             if text[i] == "ᵀ":
                 tokens += [Token("symbol", "^", i), Token("name", "T", i)]
+            elif text[i] in BELOW:  # a run of letters below the line
+                run = re.match(f"[{''.join(BELOW)}]+", text[i:])
+                letters = "" if run is None else "".join(BELOW[c] for c in run.group())
+                tokens += [Token("symbol", "_", i), Token("name", letters, i)]
+                i += len(letters) - 1
             elif text[i] in SIGNS:
                 sign = SIGNS[text[i]]
                 tokens.append(Token("command" if sign[0] == "\\" else "symbol", sign, i))
@@ -85,19 +97,36 @@ def tokenize(text: str) -> list[Token]:
                 raise FormulaError(f"the character {text[i]!r} has no meaning here.", text, i)
             i += 1
             continue
-        kind, piece = found.lastgroup or "", found.group()
-        if kind != "space" and piece not in _PLACING:
+        kind, piece, end = found.lastgroup or "", found.group(), found.end()
+        if kind == "long":
+            kind, piece, end = "name", *_long_name(text, i, piece)
+        if kind == "statement":
+            tokens += [Token("symbol", ";", i)] * bool(tokens)
+        elif kind != "space" and piece not in _PLACING:
             tokens.append(Token(kind, piece, i))
-        i = found.end()
+        i = end
     tokens.append(Token("end", "", len(text)))
     return tokens
+
+
+def _long_name(text: str, i: int, run: str) -> tuple[str, int]:
+    """The longest name with underscores that ``run`` begins with, as in grad_scores_ij; else its first word."""
+    end = len(run)
+    while end > 0:
+        word = run[:end].replace("\\", "")
+        if is_long_name(word):
+            return word, i + end
+        end = run.rfind("_", 0, end)
+    first = _NAME.match(text, i)
+    return ("", i) if first is None else (first.group(), first.end())
 
 
 class Cursor:
     """The tokens of a text, and the one to be read next."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, reading: Reading | None = None) -> None:
         self.text, self.tokens, self.i = text, tokenize(text), 0
+        self.reading = Reading() if reading is None else reading
 
     @property
     def here(self) -> Token:

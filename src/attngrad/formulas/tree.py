@@ -132,11 +132,19 @@ def names(*sides: Expression) -> set[str]:
     return {x.name for side in sides for x in walk(side) if isinstance(x, Symbol)}
 
 
+def free_indices(x: Expression) -> set[str]:
+    """The indices that no sum binds."""
+    if isinstance(x, Symbol):
+        return set(x.indices) - {":"}
+    below = {i for child in children(x) for i in free_indices(child)}
+    return below - {x.index} if isinstance(x, Sum) else below
+
+
 def is_number(x: Expression) -> bool:
     """Whether x is a number by its form alone, so that its product with a matrix goes entry by entry."""
     if isinstance(x, Symbol):
         dims = KNOWN[x.name]
-        return dims == SCALAR or len(x.indices) == len(dims)
+        return dims == SCALAR or (len(x.indices) == len(dims) and ":" not in x.indices)
     if isinstance(x, Call):
         return x.function in {"sum", "mean", "trace"} or (x.function in {"sqrt", "exp", "log"} and is_number(x.of))
     if isinstance(x, Binary):
@@ -174,7 +182,7 @@ def symbol_text(x: Symbol) -> str:
     if "/" in x.name:
         of, at = x.name.split("/")
         return f"{of}_{''.join(x.indices[:2])}/{at}_{''.join(x.indices[2:])}"
-    return f"{x.name}_{''.join(x.indices)}"
+    return f"{x.name}_{{{''.join(x.indices)}}}" if ":" in x.indices else f"{x.name}_{''.join(x.indices)}"
 
 
 def _mixed(x: Binary) -> bool:

@@ -17,6 +17,7 @@ from attngrad.formulas import known, symbols
 from attngrad.formulas.case import Sizes
 from attngrad.formulas.evaluate import Values, sides
 from attngrad.formulas.parser import parse
+from attngrad.formulas.readings import Reading, each
 from attngrad.formulas.repair import repair
 from attngrad.formulas.report import FormulaReport, under_the_formula
 from attngrad.formulas.shapes import Fault, ShapeFault, Shapes, Unsized, infer, is_constant
@@ -29,6 +30,9 @@ TOLERANCE = 1e-10
 
 RATIO_TOLERANCE = 1e-9
 """A formula is a known mistake where it agrees with it to this, up to one constant."""
+
+MAX_REPORTS = 3
+"""Readings of a wrong formula whose mistakes are looked for."""
 
 # What a constant factor between a formula and the right one says; c is the scale.
 _FACTORS: tuple[tuple[str, Callable[[float], float], str], ...] = (
@@ -58,12 +62,35 @@ def audit_formula(text: str, *, scale: float | None = None, seed: int = 0) -> Fo
     True
     """
     _check_arguments(text, scale, seed)
-    equations = parse(text)
-    used = names(*(side for equation in equations for side in equation.sides))
-    at = cases(used, scale, seed)
+    fitting: list[_Judged] = []
+    others: list[_Judged] = []
     with np.errstate(all="ignore"):  # a formula may overflow; the report says so
-        judged = [_Audit(text, equation, at, used, scale).report() for equation in equations]
-    return _together(text, judged)
+        for read in each(lambda reading: _Judged(text, reading, scale, seed), FormulaError):
+            if read.holds:
+                return read.report()
+            (fitting if read.fits else others).append(read)
+        # Wrong in every reading: the first that names the mistake, of the first few that fit.
+        reports = [read.report() for read in (fitting or others[:1])[:MAX_REPORTS]]
+    return next((report for report in reports if report.mistakes), reports[0])
+
+
+class _Judged:
+    """A text in one reading, judged."""
+
+    def __init__(self, text: str, reading: Reading, scale: float | None, seed: int) -> None:
+        equations = parse(text, reading)
+        used = names(*(side for equation in equations for side in equation.sides))
+        at = cases(used, scale, seed)
+        self.text, self.notes = text, reading.notes()
+        self.audits = [_Audit(text, equation, at, used, scale) for equation in equations]
+        faults = [audit.shapes()[0] for audit in self.audits]
+        self.fits = not any(faults)
+        self.holds = self.fits and all(audit.worst_error(audit.equation) < TOLERANCE for audit in self.audits)
+
+    def report(self) -> FormulaReport:
+        """One report for all equations, with how they were read."""
+        found = _together(self.text, [audit.report() for audit in self.audits])
+        return replace(found, notes=(*found.notes, *self.notes))
 
 
 def _check_arguments(text: object, scale: object, seed: object) -> None:
