@@ -1,4 +1,4 @@
-# ruff: noqa: E501, E702, E731
+# ruff: noqa: E731
 """Candidates in their own layout, at their own sizes, as layers, pairs and modules, and with recorded inputs."""
 
 import numpy as np
