@@ -158,6 +158,7 @@ class Search:
         key = ("changes", id(n[1]), name, *(id(v) for _, v in state))
         if key not in self._verdicts:
             wrong = self._wrong(name)
+            wrong = [o for o in wrong if not o.truth.case.dims.large] or wrong[:1]  # a large one costs a thousand small
             kinds = {o.truth.case.dims.features: o for o in reversed(wrong)}  # a small one of each
             long = [o for o in wrong if o.truth.case.dims.t > 32][:1]
             self._verdicts[key] = not self.budget.over and any(
