@@ -194,7 +194,8 @@ def mean(rows: Sequence[Row]) -> float:
 
 def page(rows: Sequence[Row], about: dict[str, Any]) -> str:
     """The table as a page."""
-    lines = ["| " + " | ".join(line) + " |" for line in (HEAD, ("---",) * len(HEAD), *map(cells, rows))]
+    table = [(*line[:5], line[-1]) for line in (HEAD, ("---",) * len(HEAD), *map(cells, rows))]
+    lines = ["| " + " | ".join(line) + " |" for line in table]
     where = f"{about['cpu']}, {about['isa']}, {about['threads']} threads, torch {torch.__version__}"
     return f"""# In a model
 
@@ -202,6 +203,7 @@ Whole steps with `attngrad.torch` and with PyTorch's own attention, in turn, in 
 SGD, or forward alone. Two blocks of attention and MLP, attention layers alone, and three models of Transformers, with
 random weights, in float32. `ratio` is PyTorch's time over ours: above 1 we are faster. `kept` is the share of what
 attention alone gains, back to back, that the whole step gains; it is empty where that is less than 2 % of the step.
+Intervals and attention's own times are in `benchmarks/in_model.json`.
 
 {chr(10).join(lines)}
 
