@@ -80,6 +80,7 @@ def test_the_smaller_of_both_numbers_of_threads_counts():
 
 def test_the_functions_on_arrays_keep_to_their_own_workers():
     q = Q.numpy()
+    assert used(passes()["forward"])["openmp"] == 1  # and the loan ends with the call
     assert used(lambda: attngrad.attention(q, q, q)) == {"alone": 0, "own": 1, "openmp": 0}
 
 
