@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 import attngrad.torch as bridge
 from attngrad.cli import main
+from attngrad.core.options import OPTIONS
 from attngrad.torch import check
 
 
@@ -17,6 +19,10 @@ def test_every_pass_and_option_of_a_device_is_checked_in_every_dtype(backend):
     assert len(rows) == 4 * 12
     assert all(row.ok for row in rows)
     assert set(rows[0].errors) == {"forward", "backward", "double backward", "third order", "forward mode"}
+
+
+def test_no_option_of_the_table_is_left_out():
+    assert set(check.options(torch.Generator())["all"]) == set(OPTIONS)
 
 
 def test_a_wrong_pass_is_told_and_is_exit_status_1(monkeypatch):

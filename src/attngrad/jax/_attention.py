@@ -165,7 +165,7 @@ def dot_product_attention(
     ``is_causal`` aligns top-left, as there. ``implementation`` is accepted, ``"xla"``, ``"cudnn"`` or None, and changes
     nothing: attngrad's kernels compute. ``return_residual=True`` returns ``(out, lse)`` with lse ``(B, T, N)`` in the
     dtype of key, as there; its gradient is the true one, which ``jax.nn`` stops. A query that may see nothing gives 0.
-    Our options ``softcap, sinks, dropout, seed, segments, return_lse`` may be added.
+    Every option of ``attention`` that has no argument here may be added.
 
     >>> x = jnp.ones((1, 3, 2, 4))
     >>> dot_product_attention(x, x, x, is_causal=True).shape

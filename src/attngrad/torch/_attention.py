@@ -129,9 +129,8 @@ def scaled_dot_product_attention(
     gets its gradient); ``is_causal`` aligns top-left; ``enable_gqa`` lets key heads divide query heads; ``dropout_p``
     applies whenever it is not 0, its seed drawn from PyTorch's generator, so that ``torch.manual_seed`` repeats it;
     ``torch.autocast`` casts query, key and value.
-    Beyond PyTorch's: ``attn_mask`` and ``is_causal`` combine; a query that may see nothing gives 0; and our options
-    ``window, offset, mask, bias, softcap, sinks, segments, seed, return_lse`` may be added. ``offset`` is 0 by default
-    here, as ``is_causal`` has it.
+    Beyond PyTorch's: ``attn_mask`` and ``is_causal`` combine; a query that may see nothing gives 0; and every option of
+    ``attention`` that has no argument here may be added. ``offset`` is 0 by default here, as ``is_causal`` has it.
 
     >>> x = torch.eye(2)
     >>> scaled_dot_product_attention(x, x, x, is_causal=True, scale=0.0)

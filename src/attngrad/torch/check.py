@@ -10,6 +10,7 @@ from torch import Tensor
 
 from attngrad import reference
 from attngrad.core.dtypes import TABLE
+from attngrad.core.options import OPTIONS
 from attngrad.torch._attention import attention
 from attngrad.torch._choice import backend_of, forced, use_backend
 
@@ -67,7 +68,7 @@ def check(device: str) -> Iterator[Row]:
         shapes = ((_HQ, _T, _D), (_HK, _S, _D), (_HK, _S, _E))
         inputs = [torch.randn(_B, *s, generator=generator, dtype=torch.float64).to(dtype) for s in shapes]
         for name, given in options(generator).items():
-            given = {k: y.to(dtype) if k in ("bias", "sinks") else y for k, y in given.items()}
+            given = {k: y.to(dtype) if OPTIONS[k].differentiable else y for k, y in given.items()}
             truth = _passes(reference.attention, [x.double() for x in inputs], _moved(given, "cpu", torch.float64))
             try:
                 found = _passes(attention, [x.to(device) for x in inputs], _moved(given, device, None))
@@ -124,7 +125,7 @@ def _moved(given: dict[str, Any], device: str, dtype: torch.dtype | None) -> dic
 
 def _passes(function: Callable[..., Tensor], inputs: list[Tensor], given: dict[str, Any]) -> dict[str, list[Tensor]]:
     """The forward pass, backward, double backward, a third derivative, and forward mode."""
-    learned = {name: given[name] for name in ("bias", "sinks") if name in given}
+    learned = {name: x for name, x in given.items() if OPTIONS[name].differentiable}
     leaves = [x.detach().clone().requires_grad_() for x in (*inputs, *learned.values())]
 
     def run(*x: Tensor) -> Tensor:
