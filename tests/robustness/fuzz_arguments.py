@@ -181,7 +181,8 @@ def judge(number: int) -> str:
         if finite and x.dtype.itemsize > 2 and scale < 1e30:
             off = np.abs(x - want).max(initial=0.0)
             meets = min(max(1.0, largest(c)), 1e100)
-            least = 100 * np.finfo(x.dtype).tiny * meets**2  # what underflows, times what it meets
+            lost = np.finfo(x.dtype).eps + 100 * np.finfo(x.dtype).tiny  # where terms cancel, and what underflows
+            least = lost * meets**2  # times what it meets
             assert off <= tolerance * scale + least, (path, off, scale)
     return "right" if finite else "not finite"
 
@@ -198,7 +199,7 @@ def converted(c: Case) -> Case:
 
     arrays = {n: one(getattr(c, n)) for n in ("q", "k", "v", "dout", "dlse", "dout_dot", "dlse_dot")}
     options = {n: one(x) if n in ("bias", "sinks") or isinstance(x, list) else x for n, x in c.options.items()}
-    if isinstance(c.options.get("offset"), list):
+    if isinstance(c.options.get("offset"), list | tuple):
         options["offset"] = np.asarray(c.options["offset"])
     return replace(c, **arrays, t=Tangents(*map(one, c.t)), options=options)
 
