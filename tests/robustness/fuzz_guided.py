@@ -28,6 +28,8 @@ def main() -> None:
     """Fuzz one target; the other arguments are those of libFuzzer."""
     import atheris
 
+    import fuzz  # noqa: F401, whose path has what the parts import
+
     target, folder, *rest = sys.argv[1:]
     with atheris.instrument_imports(include=["attngrad"]):
         import fuzz_files

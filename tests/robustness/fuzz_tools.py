@@ -73,7 +73,7 @@ def spoil_json(rng: random.Random, value: Any) -> Any:
             return value[:i] + [value[i]] * rng.choice([2, 3, 100]) + value[i + 1 :]
         return [*value[:i], spoil_json(rng, value[i]), *value[i + 1 :]]
     if isinstance(value, str) and value and rng.random() < 0.5:
-        return spoil(rng, value.encode()).decode("utf-8", "replace")
+        return spoil(rng, value.encode("utf-8", "surrogatepass")).decode("utf-8", "replace")
     return rng.choice(ODD)
 
 
