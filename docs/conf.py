@@ -24,6 +24,7 @@ nitpicky = True
 nitpick_ignore_regex = [(r"py:.*", r"(?!attngrad\.[a-z]).*")]  # names of other packages and of type variables
 
 autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True  # np.float64, not <class 'numpy.float64'>
 autodoc_typehints = "none"  # the signatures carry options; the shapes are in the text
 napoleon_google_docstring = True
 napoleon_use_param = False  # arguments that go together are described together

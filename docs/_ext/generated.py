@@ -241,6 +241,11 @@ def sections_only(app: Sphinx, page: str, template: str, context: dict[str, Any]
         context["furo_navigation_tree"] = get_navigation_tree(tree)
 
 
+def without_aliases(app: Sphinx, what: str, name: str, value: Any, skip: bool, options: Any) -> bool | None:
+    """Leave out the fields of a tuple that nothing is said of but their number."""
+    return True if str(getattr(value, "__doc__", "")).startswith("Alias for field number") else None
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Register them."""
     app.add_directive("guides", Guides)
@@ -249,6 +254,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("errata", Errata)
     app.add_directive("errata-summary", ErrataSummary)
     app.add_directive("worked-page", WorkedPage)
+    app.connect("autodoc-skip-member", without_aliases)
     app.connect("doctree-read", without_empty_ends)
     app.connect("html-page-context", sections_only, priority=900)  # after the theme
     app.connect("build-finished", write_worked_page)

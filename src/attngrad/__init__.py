@@ -102,7 +102,7 @@ def __getattr__(name: str) -> Any:
     elif name in _MODULES or name in _BRIDGES:
         value = importlib.import_module(f"attngrad.{name}")
     else:
-        raise AttributeError(f"module 'attngrad' has no attribute {name!r}")
+        raise importlib.import_module("attngrad.core.names").missing("attngrad", name, __dir__())
     globals()[name] = value
     return value
 

@@ -60,8 +60,9 @@ def attention(q: ArrayLike, k: ArrayLike, v: ArrayLike, **options: Unpack[Option
     Args:
         q, k, v: ``(..., Hq, T, D)``, ``(..., Hk, S, D)``, ``(..., Hk, S, E)``; also ``(T, D)`` for one head and
             ``(H, T, D)`` for heads without a batch. Hk divides Hq: query head h reads key head h // (Hq // Hk).
-            Three axes are never (batch, tokens, features): pass ``q[:, None]``. From (batch, tokens, heads, features)
-            it is ``np.swapaxes(q, 1, 2)``. Lists and integers take the dtype of the other arrays, else float64.
+            Shapes that fit are taken in this order without a word: from (batch, tokens, features) pass ``q[:, None]``,
+            from (batch, tokens, heads, features) ``np.swapaxes(q, 1, 2)``. Lists and integers take the dtype of the
+            other arrays, else float64.
         options: scale, causal, window, offset, mask, bias, softcap, sinks, dropout, seed, segments, return_lse;
             all combine. docs/options.md draws each.
 
@@ -133,7 +134,7 @@ def jvp(
 ) -> tuple[Any, Any]:
     """Attention and its directional derivative, ``out, out_dot``: forward mode.
 
-    A tangent that is None is zero and costs nothing. With ``return_lse=True``: ``(out, lse), (out_dot, lse_dot)``.
+    None stands for a zero tangent, and costs nothing. With ``return_lse=True``: ``(out, lse), (out_dot, lse_dot)``.
 
     >>> x = np.eye(2)
     >>> out, out_dot = jvp((x, x, x), (None, None, x), scale=0.0)

@@ -97,3 +97,33 @@ def test_the_signatures_are_those_that_are_written(module: Any):
     assert [*inspect.signature(module.hvp).parameters][:4] == ["primals", "tangents", "dout", "dout_dot"]
     assert module.jvp.__name__ == "jvp"
     assert module.jvp.__module__ == ("attngrad.functional" if module is attngrad else "attngrad.reference.functions")
+
+
+# --- modules ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("grad", r"out, pullback = attngrad\.vjp\(q, k, v\)"),
+        ("scaled_dot_product_attention", r"attngrad\.torch has it"),
+        ("MultiheadAttention", r"attngrad\.MultiHeadAttention is the layer of NumPy"),
+        ("atention", r"Did you mean 'attention'\?$"),
+        ("loss", r"has no attribute 'loss'$"),
+        ("__absent__", r"has no attribute '__absent__'$"),
+    ],
+)
+def test_a_name_that_is_elsewhere_is_told_where(name: str, hint: str):
+    with pytest.raises(AttributeError, match=hint):
+        getattr(attngrad, name)
+
+
+@pytest.mark.parametrize(("framework", "call"), [("torch", "torch.func.jvp"), ("jax", "jax.jvp")])
+def test_the_bridges_say_who_differentiates(framework: str, call: str):
+    bridge = pytest.importorskip(f"attngrad.{framework}")
+    with pytest.raises(AttributeError, match=rf"attngrad\.{framework}\.attention is differentiated by .*{call}\.$"):
+        _ = bridge.jvp
+    with pytest.raises(AttributeError, match=f"{call} of .*grad"):
+        _ = bridge.hvp
+    with pytest.raises(AttributeError, match=r"Did you mean 'attention'\?$"):
+        _ = bridge.attenton

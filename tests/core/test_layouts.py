@@ -70,6 +70,31 @@ def test_three_axes_beside_a_batch_are_noted(module: Any):
 
 
 @modules
+def test_sinks_and_ids_that_fit_tokens_before_heads_are_noted(module: Any):
+    q, k, ids = (2, 10, 4, 8), (2, 10, 2, 8), np.zeros(10, int)
+    told(error(module, q, k, sinks=np.zeros(4)), SWAP)
+    told(error(module, q, k, segments=(ids, ids)), SWAP)
+    told(error(module, q, (2, 5, 4, 8), segments=(np.zeros(4, int), ids[:5])), "k_segments .*" + SWAP)
+    assert "fit as" not in error(module, q, k, sinks=np.zeros(3))
+    assert "fit as" not in error(module, q, k, segments=(ids[:9], ids[:9]))
+    arrays = [np.swapaxes(np.zeros(shape), -3, -2) for shape in (q, k, k)]  # as it says
+    assert module.attention(*arrays, sinks=np.zeros(4), segments=(ids, ids)).shape == (2, 4, 10, 8)
+
+
+@modules
+def test_cotangents_and_tangents_with_tokens_before_heads_are_noted(module: Any):
+    q, k, v = np.random.default_rng(0).standard_normal((3, 2, 4, 10, 8))
+    swapped = q.swapaxes(1, 2)
+    note = r"If its tokens come before its heads, pass {}\.swapaxes\(-3, -2\)\.$"
+    with pytest.raises(ValueError, match=note.format("q_dot")):
+        module.jvp((q, k, v), (swapped, None, None))
+    with pytest.raises(ValueError, match=note.format("dout")):
+        module.hvp((q, k, v), (q, None, None), swapped)
+    with pytest.raises(ValueError, match=r"got shape \(2, 4, 9, 8\)\.$"):
+        module.hvp((q, k, v), (q, None, None), q[:, :, 1:])
+
+
+@modules
 @pytest.mark.parametrize(("shape", "index"), [((2, 7), ":, None, None"), ((2, 10, 7), ":, None")], ids=str)
 def test_a_mask_per_batch_entry_is_told_its_axes(module: Any, shape: tuple[int, ...], index: str):
     mask = np.ones(shape, bool)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import shutil
 from pathlib import Path
 from types import ModuleType
@@ -35,6 +36,25 @@ def differing(stored: Path, drawn: Path) -> float:
 def test_the_masks_are_current(tmp_path):
     load("figures/masks.py").draw(tmp_path / "masks.png")
     assert differing(DOCS / "figures" / "masks.png", tmp_path / "masks.png") < MOST
+
+
+@pytest.mark.thorough
+def test_the_plot_of_the_scale_is_current(tmp_path):
+    scale = load("figures/scale.py")
+    scale.draw(scale.table(), tmp_path / "scale.png")
+    assert differing(DOCS / "figures" / "scale.png", tmp_path / "scale.png") < MOST
+
+
+@pytest.mark.thorough
+def test_the_plots_of_the_benchmark_are_of_its_results(tmp_path):
+    from benchmarks.plots import draw
+    from benchmarks.results import Results
+
+    found = Results.from_json(json.loads((DOCS.parent / "benchmarks" / "results.json").read_text()))
+    drawn = draw(found, tmp_path)
+    assert {path.name for path in drawn} == {path.name for path in (DOCS / "benchmarks").glob("*.png")}
+    for path in drawn:
+        assert differing(DOCS / "benchmarks" / path.name, path) < MOST, path.name
 
 
 @pytest.mark.thorough

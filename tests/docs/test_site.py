@@ -242,6 +242,33 @@ def test_pictures_keep_their_labels_legible_on_a_phone(site, browser):
     tab.close()
 
 
+# Names in code, and headings, of which a line ends within a word, where that is no longer than a third of the window.
+CUT = """() => [...document.querySelectorAll('article :is(h1, h2, td:first-child code, th)')].filter(e => {
+  const walk = document.createTreeWalker(e, NodeFilter.SHOW_TEXT), range = document.createRange();
+  while (walk.nextNode()) {
+    for (const word of walk.currentNode.data.matchAll(/(?<![\\w.])[A-Za-z]{3,15}(?![\\w.])/g)) {
+      range.setStart(walk.currentNode, word.index);
+      range.setEnd(walk.currentNode, word.index + word[0].length);
+      if (new Set([...range.getClientRects()].map(r => Math.round(r.top))).size > 1) return true;
+    }
+  }
+  return false;
+}).map(e => `${e.tagName}: ${e.textContent}`)"""
+
+
+@pytest.mark.thorough
+def test_words_are_not_cut_on_a_phone(site, browser):
+    tab = browser.new_page(offline=True, viewport={"width": 375, "height": 900})
+    wrong = []
+    for page in ("index", "torch", "troubleshooting", "options", "reliability", "faq", "coming_from", "design", "api"):
+        tab.goto((site / f"{page}.html").as_uri())
+        wrong += [f"{page}: {what}" for what in tab.evaluate(CUT)]
+    assert wrong == []
+    tab.set_content("<article style='width: 60px; overflow-wrap: anywhere'><h1>Troubleshooting</h1></article>")
+    assert len(tab.evaluate(CUT)) == 1
+    tab.close()
+
+
 @pytest.mark.thorough
 def test_on_paper_nothing_is_cut_and_nothing_of_the_screen_is_left(site, browser):
     tab = browser.new_page(offline=True, viewport={"width": 718, "height": 1000})  # A4 less its margins, at 96 dpi
@@ -250,7 +277,7 @@ def test_on_paper_nothing_is_cut_and_nothing_of_the_screen_is_left(site, browser
     for page in ("index", "api", "errata", "benchmarks", "compared", "derivation", "notebooks/force_matching"):
         tab.goto((site / f"{page}.html").as_uri())
         wrong += [f"{page}: {what}" for what in tab.evaluate(OVERFLOWING)]
-        for left in (".skip-to-content", ".worked", ".on-phones", ".mobile-header"):
+        for left in (".skip-to-content", ".worked", ".on-phones", ".mobile-header", "footer"):
             wrong += [f"{page}: {left}"] * sum(e.is_visible() for e in tab.locator(left).all())
     assert wrong == []
     tab.close()

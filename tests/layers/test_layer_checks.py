@@ -77,7 +77,11 @@ ERRORS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "query": (call(None), TypeError, "MultiHeadAttention: query must be a numpy.ndarray; got None"),
     "ragged": (call([[1.0] * 8, [1.0]]), ValueError, "query must be a rectangular array; got a ragged list"),
     "tensor": (call(torch.ones(3, 8)), TypeError, "query must be a numpy.ndarray; got Tensor"),
-    "dtype of query": (call(X.astype(float)), TypeError, "query must have the dtype of the parameters, float32"),
+    "dtype of query": (
+        call(X.astype(float)),
+        TypeError,
+        "float32; got float64. Cast it with astype, or make the layer with dtype='float64'.",
+    ),
     "axes": (call(X[0, 0]), ValueError, "query must have at least 2 axes"),
     "features": (call(X[..., :4]), ValueError, "query must have 8 features (axis -1), like w_q; got shape (2, 3, 4)"),
     "leading axes": (call(X, X[0]), ValueError, "key must have the leading axes of query, (2,); got shape (3, 8)"),

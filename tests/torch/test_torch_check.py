@@ -37,12 +37,20 @@ def test_a_wrong_pass_is_told_and_is_exit_status_1(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("device", "words"), [("nonsense", "device must be one that PyTorch has here"), ("meta", "computes")]
+    ("device", "words"),
+    [
+        ("nonsense", "device must be one that PyTorch has here"),
+        ("cuda:7", "device must be one that PyTorch has here"),
+        ("xpu", "device must be one that PyTorch has here"),
+        ("meta", "computes"),
+    ],
 )
-def test_a_device_that_is_not_there_is_exit_status_2(device, words):
+def test_a_device_that_is_not_there_is_one_line_and_exit_status_2(device, words):
     found = CliRunner().invoke(main, ["check", "--device", device])
     assert found.exit_code == 2
     assert words in found.output
+    assert found.output.count("\n") == 1
+    assert len(found.output) < 400
 
 
 def test_a_backend_may_be_named_and_one_that_is_not_there_is_exit_status_2(monkeypatch):

@@ -84,6 +84,8 @@ def check_floating(function: str, name: str, x: Array, kernels: bool = True) -> 
         remedy = "Convert it with x.astype(x.dtype.newbyteorder('='))."
     elif is_floating(x, kernels=False):
         remedy = "attngrad.reference computes in longdouble and complex; or cast to float64."
+    elif isinstance(x, Spec):  # of a framework's array
+        remedy = "Cast it, for instance to float32."
     else:
         remedy = "Cast it, for instance with x.astype(numpy.float32)."
     fail(TypeError, function, name, f"have dtype {SENTENCE}", x.dtype, remedy)
@@ -92,8 +94,10 @@ def check_floating(function: str, name: str, x: Array, kernels: bool = True) -> 
 def check_like(function: str, name: str, x: object, shape: tuple[int, ...], dtype: Any, model: str) -> Array:
     """``x`` as it is, if it is an array of exactly this shape and dtype, which are those of ``model``."""
     check_array(function, name, x, dtype, f"It has the dtype of {model}: cast it.")
-    if tuple(cast(Array, x).shape) != tuple(shape):
-        fail(ValueError, function, name, f"have the shape of {model}, {tuple(shape)}", shape_of(x))
+    got = tuple(cast(Array, x).shape)
+    if got != tuple(shape):
+        remedy = layouts.exchanged_note(name, got, tuple(shape)) if model in ("q", "k", "v", "out") else ""
+        fail(ValueError, function, name, f"have the shape of {model}, {tuple(shape)}", shape_of(x), remedy)
     return x
 
 

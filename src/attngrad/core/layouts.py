@@ -61,5 +61,19 @@ def array_note(name: str, shape: Shape, target: Shape, x: Any) -> str:
     return ""
 
 
+def count_note(count: int, name: str, axis: int, x: Any) -> str:
+    """What to add where an option has ``count`` entries, those of another ``axis`` of the operand ``name``."""
+    q, k, v = (tuple(a.shape) for a in (x.q, x.k, x.v))
+    shape = k if name == "k" else q
+    return note(q, k, v) if len(shape) > 2 and shape[axis] == count else ""
+
+
+def exchanged_note(name: str, shape: Shape, target: Shape) -> str:
+    """What to add where ``name`` is of ``shape`` in place of ``target``, if tokens before heads explain it."""
+    if len(shape) < 3 or _swapped(shape) != target:
+        return ""
+    return f"If its tokens come before its heads, pass {name}.swapaxes(-3, -2)."
+
+
 def _swapped(shape: Shape) -> Shape:
     return (*shape[:-3], *shape[-2:-1], *shape[-3:-2], *shape[-1:])

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from attngrad.core import layouts
 from attngrad.core.arrays import Array, is_array, is_boolean, is_integer, kind_of, namespace
 from attngrad.core.checks import (
     check_array,
@@ -150,7 +151,9 @@ def sinks(function: str, value: Any, x: Any) -> Array:
     """One logit per query head."""
     _additive(function, "sinks", value, x.q)
     if tuple(value.shape) != (x.heads,):
-        fail(ValueError, function, "sinks", f"have shape ({x.heads},), one logit per query head", shape_of(value))
+        rule = f"have shape ({x.heads},), one logit per query head"
+        remedy = layouts.count_note(value.shape[0], "q", -2, x).strip() if len(value.shape) == 1 else ""
+        fail(ValueError, function, "sinks", rule, shape_of(value), remedy)
     return value
 
 
@@ -177,6 +180,7 @@ def segments(function: str, value: Any, x: Any) -> tuple[Array, Array]:
         if not is_integer(ids):
             fail(TypeError, function, name, "have an integer dtype", ids.dtype)
         if len(ids.shape) == 0 or ids.shape[-1] != tokens:
-            fail(ValueError, function, name, f"have {tokens} ids along axis -1, one per token", shape_of(ids))
+            remedy = layouts.count_note(ids.shape[-1], name[0], -3, x).strip() if ids.shape else ""
+            fail(ValueError, function, name, f"have {tokens} ids along axis -1, one per token", shape_of(ids), remedy)
         check_broadcast(function, name, ids, (*leading, tokens), "(leading axes, tokens)", x)
     return value[0], value[1]

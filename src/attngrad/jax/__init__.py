@@ -14,6 +14,7 @@ try:
 except ImportError as error:
     raise ImportError("attngrad.jax: JAX is not installed. Run: pip install 'attngrad[jax]'.") from error
 
+from attngrad.core.names import missing
 from attngrad.jax._attention import attention, dot_product_attention
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ __all__ = ["attention", "audit", "dot_product_attention"]
 def __getattr__(name: str) -> Any:
     if name == "audit":
         return importlib.import_module("attngrad.auditor.jax_candidate").audit
-    raise AttributeError(f"module 'attngrad.jax' has no attribute {name!r}")
+    raise missing(__name__, name, __all__)
 
 
 def __dir__() -> list[str]:

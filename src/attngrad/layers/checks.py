@@ -155,7 +155,8 @@ def check_call(
     for name, x in inputs.items():
         if x.dtype != dtype:
             rule = f"have the dtype of the parameters, {dtype}"
-            fail(TypeError, function, name, rule, x.dtype, "Cast it with astype.")
+            other = f", or make the layer with dtype={x.dtype.name!r}" if x.dtype in KERNEL_DTYPES else ""
+            fail(TypeError, function, name, rule, x.dtype, f"Cast it with astype{other}.")
         if x.ndim < 2:
             fail(ValueError, function, name, "have at least 2 axes, (..., tokens, features)", f"shape {x.shape}")
         if x.shape[:-2] != query.shape[:-2]:

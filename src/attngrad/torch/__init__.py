@@ -16,6 +16,7 @@ try:
 except ImportError as error:
     raise ImportError("attngrad.torch: PyTorch is not installed. Run: pip install 'attngrad[torch]'.") from error
 
+from attngrad.core.names import missing
 from attngrad.torch._attention import attention, scaled_dot_product_attention, sdpa
 from attngrad.torch._choice import backend_of, use_backend
 from attngrad.torch._flash import flash_attn_func
@@ -41,7 +42,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name == "audit":
         return importlib.import_module("attngrad.auditor.torch_candidate").audit
-    raise AttributeError(f"module 'attngrad.torch' has no attribute {name!r}")
+    raise missing(__name__, name, __all__)
 
 
 def __dir__() -> list[str]:

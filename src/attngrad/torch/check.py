@@ -88,8 +88,9 @@ def report(device: str, console: Console, backend: str | None = None) -> bool:
         x = torch.empty(0, device=device)
         with use_backend(backend or forced()):
             name = backend_of(x)
-    except RuntimeError as error:
-        raise NoDeviceError(f"check: device must be one that PyTorch has here; got {device!r}. {error}") from error
+    except (RuntimeError, AssertionError) as error:  # the latter: PyTorch without CUDA
+        said = str(error).partition("\n")[0].partition(". ")[0].rstrip(".")
+        raise NoDeviceError(f"check: device must be one that PyTorch has here; got {device!r}. {said}.") from error
     except ValueError as error:
         raise NoDeviceError(f"check: {error}") from error
     if x.is_meta:
