@@ -127,3 +127,17 @@ def test_the_bridges_say_who_differentiates(framework: str, call: str):
         _ = bridge.hvp
     with pytest.raises(AttributeError, match=r"Did you mean 'attention'\?$"):
         _ = bridge.attenton
+
+
+# --- frameworks ------------------------------------------------------------------------------------------------------
+
+
+def test_a_number_that_jit_traces_is_told_to_be_static():
+    jax = pytest.importorskip("jax")
+    aj = pytest.importorskip("attngrad.jax")
+    x = jax.numpy.eye(3)
+    for name, value in (("scale", 0.5), ("causal", True), ("softcap", 2.0)):
+        with pytest.raises(TypeError, match=rf"attention: {name} must be a number that is known .*static_argnames"):
+            jax.jit(lambda y, name=name: aj.attention(x, x, x, **{name: y}))(value)
+    found = jax.jit(lambda scale: aj.attention(x, x, x, scale=scale), static_argnames="scale")(scale=0.5)  # as it says
+    assert np.allclose(found, aj.attention(x, x, x, scale=0.5))

@@ -84,8 +84,6 @@ def check_floating(function: str, name: str, x: Array, kernels: bool = True) -> 
         remedy = "Convert it with x.astype(x.dtype.newbyteorder('='))."
     elif is_floating(x, kernels=False):
         remedy = "attngrad.reference computes in longdouble and complex; or cast to float64."
-    elif isinstance(x, Spec):  # of a framework's array
-        remedy = "Cast it, for instance to float32."
     else:
         remedy = "Cast it, for instance with x.astype(numpy.float32)."
     fail(TypeError, function, name, f"have dtype {SENTENCE}", x.dtype, remedy)
