@@ -48,7 +48,7 @@ def test_a_mistake_planted_in_a_layer_is_named(bug, dtype):
 
 def test_every_mistake_of_the_catalogue_is_planted_somewhere():
     planted_ids = {p[0] for p in planted.PLANTS.values()} | set(planted.LAYER_PLANTS.values())
-    planted_ids |= set(planted.TANGENT_PLANTS) | {"sinks-gradient-sign"}
+    planted_ids |= set(planted.TANGENT_PLANTS) | {"sinks-gradient-sign"} | planted.ELSEWHERE
     assert {m.id for m in catalogue()} == planted_ids
 
 

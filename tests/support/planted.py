@@ -51,8 +51,12 @@ def _scales(q, o, bugs):
     d = q.shape[-1]
     right = o["scale"] if o.get("scale") is not None else 1 / np.sqrt(d)
     for bug, wrong in {
-        "scale missing": 1.0, "scale twice": right**2, "scale 1/d": 1 / d, "scale sqrt(d)": np.sqrt(d)
-    }.items():  # fmt: skip
+        "scale missing": 1.0,
+        "scale 1/sqrt(t)": 1 / np.sqrt(q.shape[-2]),
+        "scale twice": right**2,
+        "scale 1/d": 1 / d,
+        "scale sqrt(d)": np.sqrt(d),
+    }.items():
         if bug in bugs:
             return wrong, wrong, wrong
         if f"{bug} backward" in bugs:
@@ -129,6 +133,8 @@ def attention(*bugs, names=None):
                 a, total, top = e / np.sum(e, -1, keepdims=True), np.sum(e, -1, keepdims=True), 0 * e[..., :1]
         else:
             a, total, top = _softmax(np.where(seen, raw, -np.inf), -2 if "softmax axis" in bugs else -1)
+        if "epsilon" in bugs:
+            a = a * total / (total + q.dtype.type(1e-5))
         with np.errstate(divide="ignore"):
             lse = (top + np.log(total))[..., 0] if "softmax axis" not in bugs else None
         if "lse base 2" in bugs:
@@ -242,6 +248,7 @@ PLANTS = {
     "scale twice backward": ("scale-twice", None),
     "scale 1/d": ("scale-by-d", None),
     "scale 1/d backward": ("scale-by-d", None),
+    "scale 1/sqrt(t)": ("scale-by-length", None),
     "scale sqrt(d)": ("scale-by-sqrt-d", None),
     "scale sqrt(d) backward": ("scale-by-sqrt-d", None),
     "scale missing dq": ("scale-missing-in-dq", None),
@@ -289,6 +296,7 @@ PLANTS = {
     "chunk delta": ("delta-from-chunk", None),
     "lse base 2": ("lse-base-2", None),
     "lse without max": ("lse-without-max", None),
+    "epsilon": ("epsilon-in-denominator", None),
     "overflow": ("softmax-overflow", None),
     "unseen tail": ("tile-tail", None),
     "tail zero": ("tile-tail", None),
@@ -429,6 +437,11 @@ TANGENT_PLANTS = {
 }
 
 
+ELSEWHERE = {"detached-second-order", "detached-tangent", "constant-lse-second-order"}
+ELSEWHERE |= {"not-deterministic", "uninitialised-tail"}
+"""Planted where they are tested: they take a framework, or no formula."""
+
+
 def sinks(sign):
     """The gradient of the sinks, times a sign."""
 
@@ -445,7 +458,7 @@ _ALTERNATIVES = (
     [p for p in PLANTS if p.startswith("scale ")],
     ["no row term", "mean", "mean of dA", "row term without A", "row sum unweighted", "columns", "matrix", "dA for dS",
      "diagonal", "chunk delta"],
-    ["softmax axis", "mask after", "mask zero", "mean of V", "overflow", "mask ignored"],
+    ["softmax axis", "mask after", "mask zero", "mean of V", "overflow", "mask ignored", "epsilon"],
     ["group unsummed", "group last", "group mean", "tiled groups"],
     ["dropout no mask", "dropout other mask", "dropout not rescaled"],
     ["no cap derivative", "s tanh(s)"],

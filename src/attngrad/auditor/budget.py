@@ -53,6 +53,6 @@ class Limits(NamedTuple):
 
 LIMITS = {
     "quick": Limits(40_000, 12.5, 60, 2.0),
-    "default": Limits(160_000, 50.0, 200, 6.0),
+    "default": Limits(80_000, 50.0, 200, 6.0),
     "full": Limits(800_000, 110.0, 400, 20.0),
 }

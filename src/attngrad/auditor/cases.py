@@ -96,6 +96,7 @@ def made(options: Mapping[str, Any], rng: Rng, n: Dims, dtype: Any) -> dict[str,
     return found
 
 
+Spelling = Callable[[Mapping[str, Any]], dict[str, Any]]
 EFFORTS = ("quick", "default", "full")
 
 
@@ -107,6 +108,13 @@ class Case:
     dims: Dims
     arrays: Mapping[str, NDArray]
     options: Mapping[str, Any] = field(default_factory=dict)
+    spelling: Spelling | None = None
+    """How a candidate of another convention is given the options."""
+
+    @property
+    def spelt(self) -> Case:
+        """The case as the candidate is given it."""
+        return self if self.spelling is None else replace(self, options=self.spelling(self.options), spelling=None)
 
     def __str__(self) -> str:
         return self.name
@@ -171,10 +179,12 @@ def cases(
     wanted = EFFORTS.index(effort)
     chosen = check_options(options)
     for repeat in range(3 if effort == "full" else 1):
+        made: set[Any] = set()
         for number, plan in enumerate(PLANS[level]):
             dims = plan.dims if only is None else only(plan.dims)
-            if plan.effort > wanted or dims is None or (plan.overflows and np.dtype(dtype).itemsize <= 2):
+            if plan.effort > wanted or dims is None or (repeat and dims.large) or (dims, plan.fill) in made:
                 continue
+            made.add((dims, plan.fill))
             rng = np.random.default_rng((seed, repeat, number))
             name = plan.name if repeat == 0 else f"{plan.name}, again ({repeat + 1})"
             yield make(level, plan._replace(dims=dims, name=name), dtype, rng, chosen, plain_output)

@@ -34,6 +34,8 @@ class Diagnosis:
     unexplained: tuple[str, ...]
     cut: str = ""
     """What ended the search before everything was tried: "work", "time", or nothing."""
+    derived: tuple[str, ...] = ()
+    """Tangents and second order, wrong where the first order is: the derivative of something else."""
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -48,7 +50,11 @@ class Search:
     def __init__(self, observations: Sequence[Observation], level: str, budget: Budget) -> None:
         self.observations = sorted(observations, key=lambda o: o.size)
         self.budget = budget
-        self.names = [n for n in RESULTS if any(n in o.results for o in observations)]
+        found = [n for n in RESULTS if any(n in o.results for o in observations)]
+        later = [n for n in found if n in (*TANGENT, *SECOND)]
+        first = [n for n in found if n not in later]
+        self.names = first if later and any(map(self._wrong, first)) else found
+        self.derived = [n for n in later if n not in self.names and self._wrong(n)]
         self.named = [(m, v) for m in catalogue() if self._applies(m, level) for v in m.variants]
         self.pairs = True
         self.predictions = Predictions(budget)
@@ -99,7 +105,8 @@ class Search:
                 unexplained.remove(name)
         fewest = min(len(s) for s in states)
         found = tuple(s for s in states if s and len(s) == fewest)
-        return Diagnosis(found, tuple(unexplained), self.budget.cut)
+        derived = [n for n in self.derived if not any(self.consistent(s, [n]) for s in found)]
+        return Diagnosis(found, tuple(unexplained), self.budget.cut, tuple(derived))
 
     def _wrong(self, name: str) -> list[Observation]:
         return [o for o in self.observations if name in o.judgements and not o.judgements[name].right]
@@ -151,6 +158,7 @@ class Search:
         key = ("changes", id(n[1]), name, *(id(v) for _, v in state))
         if key not in self._verdicts:
             wrong = self._wrong(name)
+            wrong = [o for o in wrong if not o.truth.case.dims.large] or wrong[:1]  # a large one costs a thousand small
             kinds = {o.truth.case.dims.features: o for o in reversed(wrong)}  # a small one of each
             long = [o for o in wrong if o.truth.case.dims.t > 32][:1]
             self._verdicts[key] = not self.budget.over and any(
@@ -182,4 +190,5 @@ def explain(observations: Sequence[Observation], level: str, budget: Budget) -> 
     coarse = low_precision(observations)
     if coarse is not None:
         return Diagnosis((), (), diagnosis.cut), coarse
-    return search.run(pairs=True), None
+    further = search.run(pairs=True)
+    return (further if len(further.unexplained) <= len(diagnosis.unexplained) else diagnosis), None

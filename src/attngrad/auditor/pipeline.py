@@ -153,8 +153,9 @@ def _wrap(override: Override, p: Pipeline, base: Callable[[], Any]) -> Callable[
 
 FORWARD = ("q", "k", "v", "z", "scores", "lse", "weights", "out", "y")
 REVERSE = ("dout", "dweights", "delta", "dscores", "dbias", "dsinks", "dz", "dq", "dk", "dv")
-LAYER = ("dw_o", "dw_q", "dw_k", "dw_v", "dquery", "dkey", "dvalue", "dx")
+LAYER = ("dw_o", "dw_q", "dw_k", "dw_v", "dquery", "dkey", "dvalue", "dx", "dmemory")
 TANGENT = ("scores_dot", "lse_dot", "weights_dot", "out_dot")
-SECOND = ("dweights_dot", "delta_dot", "dscores_dot", "dbias_dot", "dsinks_dot", "dq_dot", "dk_dot", "dv_dot")
+MIXED = ("dq_mixed", "dk_mixed", "dv_mixed")
+SECOND = ("dweights_dot", "delta_dot", "dscores_dot", "dbias_dot", "dsinks_dot", "dq_dot", "dk_dot", "dv_dot", *MIXED)
 RESULTS = (*FORWARD, *TANGENT, *REVERSE, *LAYER, *SECOND)
 """Every result that can be checked, in the order of the data flow."""

@@ -66,6 +66,9 @@ def _attention_steps() -> dict[str, Step]:
     for name, step in STEPS.items():
         names = {"scale": "scale_value", **(_BACK if step.stage == "backward" else {}), **_READS.get(name, {})}
         found[_MADE.get(name, name)] = step._replace(reads=tuple(names.get(x, x) for x in step.reads))
+    found |= {
+        f"d{x}_mixed": found[f"d{x}_dot"] for x in "qkv"
+    }  # reverse over forward: the same numbers, asked otherwise
     return found | {alias: Step(lambda x: x, (name,)) for alias, name in _ALIASES.items()}
 
 
@@ -102,6 +105,13 @@ def _self_attention(query: Any, key: Any, value: Any, dquery: Any, dkey: Any, dv
     return dquery + dkey + dvalue
 
 
+def _memory(key: Any, value: Any, dkey: Any, dvalue: Any) -> Any:
+    """The gradient of the one input of keys and values."""
+    if not np.array_equal(key, value):
+        raise Undefined
+    return dkey + dvalue
+
+
 _STEPS: dict[str, Callable[..., Any]] = {
     # how heads are split and merged, as functions; in the backward each inverts the other
     "split": lambda: split_heads,
@@ -130,6 +140,7 @@ _STEPS: dict[str, Callable[..., Any]] = {
     "dkey": lambda input_gradient, dk_flat, w_k: input_gradient(dk_flat, w_k),
     "dvalue": lambda input_gradient, dv_flat, w_v: input_gradient(dv_flat, w_v),
     "dx": _self_attention,
+    "dmemory": _memory,
 }
 
 LAYER_STEPS = {name: Step(function, parameters(function)) for name, function in _STEPS.items()}

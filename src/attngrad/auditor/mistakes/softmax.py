@@ -87,6 +87,18 @@ def _overflown(axes: tuple[Any, ...]) -> Override:
     return lambda p, base: np.where(_overflowing(p)[axes], p.c(Wild), base())
 
 
+def _with_epsilon(epsilon: float) -> dict[str, Override]:
+    """A = e / (sum + epsilon), the maximum taken out of e."""
+
+    def weights(p: Pipeline, base: Base) -> Any:
+        s = np.where(p.visible, p.scores, p.c(-np.inf))
+        top = np.max(s, axis=-1, keepdims=True)
+        e = np.where(p.visible, np.exp(s - np.where(np.isneginf(top), p.c(0.0), top)), p.c(0.0))
+        return e / (np.sum(e, axis=-1, keepdims=True) + p.c(epsilon))
+
+    return {"weights": weights}
+
+
 VARIANTS = {
     "row-term-missing": only(**without("dscores", "delta")),
     "mean-for-row-sum": (
@@ -122,5 +134,8 @@ VARIANTS = {
         way("softmax by 2^S, delta from the weights", weights=_softmax_over(-1, np.exp2), delta=delta_from_weights),
     ),
     "lse-without-max": only(lse=lambda p, base: base() - p.normaliser[3]),
+    "epsilon-in-denominator": tuple(
+        way(f"A = e / (sum + 1e-{digits})", **_with_epsilon(10.0**-digits)) for digits in (*range(3, 13), 15)
+    ),
     "softmax-overflow": (Variant({"weights": _overflown((..., None)), "lse": _overflown((...,))}, wild=True),),
 }

@@ -166,4 +166,6 @@ VARIANTS = {
     ),
     "overwritten-not-accumulated": tuple(v for tile in (1, *TILES) for v in _overwritten_variants(tile)),
     "low-precision": (),
+    "uninitialised-tail": (),
+    "not-deterministic": (),
 }
