@@ -27,6 +27,8 @@ def _seen(q, k, o, bugs):
     offset = s - t if o.get("offset") is None else o["offset"]
     if "alignment" in bugs:
         offset = 0 if offset == s - t else s - t
+    if "offset sign" in bugs:
+        offset = -offset
     i, j = np.arange(t)[:, None] + offset, np.arange(s)[None, :]
     seen = np.ones((q.shape[0], q.shape[1], t, s), bool)
     if o.get("causal"):
@@ -45,6 +47,17 @@ def _softmax(s, axis=-1):
     e = np.exp(s - np.where(np.isneginf(top), 0, top)).astype(s.dtype)
     total = np.sum(e, axis=axis, keepdims=True)
     return e / np.where(total == 0, 1, total).astype(s.dtype), total, top
+
+
+def _online(s, block):
+    """An online softmax over blocks of keys that rescales neither its sum nor its output."""
+    top, total, e = np.full((*s.shape[:-1], 1), -np.inf, s.dtype), 0, []
+    for c in range(0, s.shape[-1], block):
+        part = s[..., c : c + block]
+        top = np.maximum(top, part.max(-1, keepdims=True))
+        e.append(np.exp(part - top))
+        total = total + e[-1].sum(-1, keepdims=True)
+    return np.concatenate(e, -1) / total, total, top
 
 
 def _scales(q, o, bugs):
@@ -87,7 +100,9 @@ def _dscores(a, da, dout, out, bugs):
         return da
     if "diagonal" in bugs:
         return product * (1 - a)
-    if "chunk delta" in bugs and n > 4:
+    if "slope product" in bugs and n == a.shape[-2]:
+        return da @ (a * (1 - a))
+    if ("chunk delta" in bugs or "block softmax" in bugs) and n > 4:
         ds = np.empty_like(a)
         for start in range(0, n, 4):
             c = slice(start, start + 4)
@@ -127,6 +142,11 @@ def attention(*bugs, names=None):
             a, total, top = _softmax(np.where(seen, raw, 0))
         elif "mean of V" in bugs:
             a, total, top = _softmax(np.where(seen, raw, q.dtype.type(-1e4)))
+        elif "block softmax" in bugs:
+            each = [_softmax(np.where(seen, raw, -np.inf)[..., c : c + 4]) for c in range(0, k.shape[-2], 4)]
+            a, (_, total, top) = np.concatenate([x[0] for x in each], -1), each[-1]
+        elif "no rescale" in bugs:
+            a, total, top = _online(raw, 4)
         elif "overflow" in bugs:
             with np.errstate(all="ignore"):
                 e = np.exp(np.where(seen, raw, -np.inf))
@@ -146,6 +166,8 @@ def attention(*bugs, names=None):
             m = attngrad.dropout_mask(a.shape, dropout, seed).astype(q.dtype)
             m = m if "dropout not rescaled" in bugs else m / q.dtype.type(1 - dropout)
         out = (a * m) @ vv
+        if "no rescale" in bugs:
+            a = np.exp(raw - lse[..., None])
         if "mask ignored backward" in bugs:
             a = np.exp(raw - np.where(np.isneginf(lse), 0, lse)[..., None])
             seen = np.ones_like(seen)
@@ -262,6 +284,7 @@ PLANTS = {
     "matrix": ("row-term-matrix-product", None),
     "dA for dS": ("dweights-for-dscores", None),
     "diagonal": ("softmax-diagonal-only", None),
+    "slope product": ("softmax-derivative-matrix-product", None),
     "softmax axis": ("softmax-wrong-axis", None),
     "dv": ("dv-not-transposed", None),
     "dk": ("dk-not-transposed", None),
@@ -274,6 +297,7 @@ PLANTS = {
     "causal one more": ("causal-off-by-one", CAUSAL),
     "causal one less": ("causal-off-by-one", CAUSAL),
     "alignment": ("causal-alignment", CAUSAL),
+    "offset sign": ("causal-offset-sign", CAUSAL),
     "mask ignored": ("mask-ignored", MASK),
     "mask ignored backward": ("mask-ignored-in-backward", CAUSAL),
     "mask after": ("mask-after-softmax", MASK),
@@ -294,6 +318,8 @@ PLANTS = {
     "dbias mean": ("bias-gradient-averaged", {"bias": True}),
     "dbias scaled": ("bias-gradient-scaled", {"bias": True}),
     "chunk delta": ("delta-from-chunk", None),
+    "block softmax": ("softmax-within-block", None),
+    "no rescale": ("softmax-within-block", None),
     "lse base 2": ("lse-base-2", None),
     "lse without max": ("lse-without-max", None),
     "epsilon": ("epsilon-in-denominator", None),
@@ -350,6 +376,8 @@ def layer(*bugs, rate=0.05):
             each = _t(x) @ dx
             if "batch unsummed" in bugs:
                 return each
+            if "dw reshaped" in bugs:
+                return x.transpose(0, 2, 1).reshape(x.shape[2], -1) @ dx.reshape(-1, dx.shape[2])
             if "dw transposed" in bugs:
                 return _t(each.sum(axis=0))
             return each.mean(axis=0) if "batch mean" in bugs else each.sum(axis=0)
@@ -361,6 +389,8 @@ def layer(*bugs, rate=0.05):
             )
 
         def dx(d, w):
+            if "no w" in bugs and w.shape[0] == w.shape[1]:
+                return d
             return d @ w if "w not transposed" in bugs and w.shape[0] == w.shape[1] else d @ w.T
 
         inputs = {"dquery": dx(dq, w_q), "dkey": dx(dk, w_k), "dvalue": dx(dv, w_v)}
@@ -379,6 +409,8 @@ LAYER_PLANTS = {
     "batch mean": "batch-averaged",
     "w not transposed": "w-not-transposed",
     "dw transposed": "dw-transposed",
+    "dw reshaped": "dw-batch-reshape",
+    "no w": "dx-without-w",
     "drop dvalue": "input-gradient-dropped",
     "skip w_o": "output-projection-skipped",
     "no row term": "row-term-missing",
@@ -457,20 +489,22 @@ def sinks(sign):
 _ALTERNATIVES = (
     [p for p in PLANTS if p.startswith("scale ")],
     ["no row term", "mean", "mean of dA", "row term without A", "row sum unweighted", "columns", "matrix", "dA for dS",
-     "diagonal", "chunk delta"],
-    ["softmax axis", "mask after", "mask zero", "mean of V", "overflow", "mask ignored", "epsilon"],
+     "diagonal", "slope product", "chunk delta", "block softmax"],
+    ["softmax axis", "mask after", "mask zero", "mean of V", "overflow", "mask ignored", "epsilon", "block softmax",
+     "no rescale"],
     ["group unsummed", "group last", "group mean", "tiled groups"],
     ["dropout no mask", "dropout other mask", "dropout not rescaled"],
     ["no cap derivative", "s tanh(s)"],
     ["dbias unreduced", "dbias by batch", "dbias mean", "dbias scaled"],
-    ["causal one more", "causal one less"],
-    ["lse base 2", "lse without max", "softmax axis", "mask ignored backward"],
+    ["causal one more", "causal one less", "no rescale"],
+    ["alignment", "offset sign"],
+    ["lse base 2", "lse without max", "softmax axis", "mask ignored backward", "block softmax", "no rescale"],
     ["dk", "dk transposed", "own operand", "overwritten dkv", "exchange dk dv"],
     ["dq transposed", "own operand", "overwritten dq", "exchange dq dk", "tail zero", "tail stale"],
     ["dv", "overwritten dkv", "exchange dk dv"],
     ["exchange dq dk", "exchange dk dv"],
     ["mask ignored", "mask ignored backward", "mask after", "mask zero", "mean of V", "causal one more",
-     "causal one less", "alignment", "window"],
+     "causal one less", "alignment", "offset sign", "window", "no rescale"],
 )  # fmt: skip
 """Plants that stand in each other's place: of these only one can be made at a time."""
 

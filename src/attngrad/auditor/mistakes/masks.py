@@ -112,6 +112,10 @@ VARIANTS = {
         way("", position=_other_alignment),
         *_backward_only(position=lambda p: _other_alignment(p, lambda: None)),
     ),
+    "causal-offset-sign": (
+        way("in both passes", position=where(lambda p: p.causal, lambda p, base: -base())),
+        *_backward_only(position=lambda p: -p.position),
+    ),
     "mask-ignored": (way("in both passes", visible=_sees_all),),
     "mask-ignored-in-backward": tuple(
         variant

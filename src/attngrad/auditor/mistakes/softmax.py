@@ -53,6 +53,17 @@ def _matrix(p: Pipeline, base: Base) -> Any:
     return zero_hidden(_product(p) - matmul(matmul(a, transpose(p.dweights)), a), p.visible_back)
 
 
+def _slope_product(product: Callable[[Any, Any], Any]) -> dict[str, Override]:
+    """dS by a matrix product of dA and A o (1 - A), which only square matrices allow."""
+
+    def dscores(p: Pipeline, base: Base) -> Any:
+        a = p.weights_back
+        need(a.shape[-1] == a.shape[-2])
+        return product(p.dweights, a * (p.c(1.0) - a))
+
+    return {"dscores": dscores}
+
+
 def _softmax_over(axis: int, exp: Callable[[Any], Any] = np.exp) -> Override:
     def weights(p: Pipeline, base: Base) -> Any:
         s = np.where(p.visible, p.scores, p.c(-np.inf))
@@ -117,6 +128,12 @@ VARIANTS = {
     "dweights-for-dscores": only(dscores=lambda p, base: p.dweights),
     "softmax-diagonal-only": only(
         dscores=lambda p, base: zero_hidden(_product(p) * (p.c(1.0) - p.weights_back), p.visible_back)
+    ),
+    "softmax-derivative-matrix-product": (
+        way("dS = dA (A o (1 - A))", **_slope_product(matmul)),
+        way("dS = (A o (1 - A)) dA", **_slope_product(lambda da, slope: matmul(slope, da))),
+        way("dS = (A o (1 - A))^T dA", **_slope_product(lambda da, slope: matmul(transpose(slope), da))),
+        way("dS = dA (A o (1 - A))^T", **_slope_product(lambda da, slope: matmul(da, transpose(slope)))),
     ),
     "softmax-wrong-axis": (
         way("over the queries", weights=_softmax_over(-2), delta=delta_from_weights),

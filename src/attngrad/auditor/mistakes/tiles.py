@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from attngrad.auditor.mistakes import Base, Variant, Wild, need, way
+from attngrad.auditor.mistakes import Base, Variant, Wild, need, way, weights_from_lse
 from attngrad.auditor.pipeline import Override, Pipeline
 from attngrad.reference.dense import rowsum, zero_hidden
 
-TILES = (2, 3, 4, 8, 16, 32, 64, 128)
+TILES = (2, 3, 4, 8, 16, 32, 64, 128, 256)
 
 
 def _overwritten(tile: int, first: bool = False) -> dict[str, Override]:
@@ -103,6 +103,67 @@ _CHUNKS = {f"{n} chunks": _chunked(lambda keys, n=n: -(-keys // n)) for n in (2,
 _CHUNKS |= {f"chunks of {n} keys": _chunked(lambda keys, n=n: n) for n in TILES}  # type: ignore[misc]
 
 
+def _by_block(chunks: Chunks, mean: bool) -> Override:
+    """A of each block of keys by itself; ``mean``: over their number."""
+
+    def weights(p: Pipeline, base: Base) -> Any:
+        e, blocks = p.normaliser[0], chunks(p)
+        found = np.empty_like(e)
+        for keys in blocks:
+            total = rowsum(e[..., keys])[..., None]
+            found[..., keys] = e[..., keys] / np.where(total == 0, p.c(1.0), total)
+        return found / p.c(len(blocks)) if mean else found
+
+    return weights
+
+
+def _running(p: Pipeline, chunks: Chunks) -> tuple[Any, Any]:
+    """exp(S - m) with the maximum m so far, block by block, and its sum over the row: nothing is rescaled."""
+    s = np.where(p.visible, p.scores_unmasked, p.c(-np.inf))
+    e, top = np.empty_like(s), p.c(np.full((*s.shape[:-1], 1), -np.inf))
+    for keys in chunks(p):
+        top = np.maximum(top, np.max(s[..., keys], axis=-1, keepdims=True))
+        e[..., keys] = np.exp(s[..., keys] - np.where(np.isneginf(top), p.c(0.0), top))
+    return e, rowsum(e)
+
+
+def _unscaled(chunks: Chunks, out: bool, total: bool) -> dict[str, Override]:
+    """An online softmax that does not rescale what came before: the output, the sum, or both.
+
+    The backward computes the weights again, from the log-sum-exp that this sum gives.
+    """
+
+    def divisor(p: Pipeline) -> Any:
+        found = _running(p, chunks)[1] if total else p.divisor
+        return np.where(found == 0, p.c(1.0), found)
+
+    def weights(p: Pipeline, base: Base) -> Any:
+        return (_running(p, chunks)[0] if out else p.normaliser[0]) / divisor(p)[..., None]
+
+    def lse(p: Pipeline, base: Base) -> Any:
+        chunks(p)
+        return np.where(np.isneginf(base()), base(), p.normaliser[3] + np.log(divisor(p)))
+
+    steps: dict[str, Override] = {
+        "weights": weights,
+        "weights_back": lambda p, base: weights_from_lse(p, p.visible_back),
+    }
+    return {**steps, "lse": lse} if total else steps
+
+
+def _block_variants(name: str, chunks: Chunks) -> tuple[Variant, ...]:
+    derivative = _delta_by_chunk(chunks, True)
+    return (
+        way(f"{name}, summed", weights=_by_block(chunks, False), dscores=derivative),
+        way(f"{name}, averaged", weights=_by_block(chunks, True), dscores=derivative),
+        way(f"{name}, summed, delta from out", weights=_by_block(chunks, False)),
+        way(f"{name}, averaged, delta from out", weights=_by_block(chunks, True)),
+        way(f"{name}, the output not rescaled", **_unscaled(chunks, True, False)),
+        way(f"{name}, the sum not rescaled", **_unscaled(chunks, False, True)),
+        way(f"{name}, neither rescaled", **_unscaled(chunks, True, True)),
+    )
+
+
 def _whole(length: int, tile: int) -> int:
     """How many are in whole tiles, where the last tile is partial."""
     need(length % tile)
@@ -158,6 +219,7 @@ def _tails(fill: float) -> list[Variant]:
 
 VARIANTS = {
     "delta-from-chunk": tuple(v for named in _CHUNKS.items() for v in _delta_variants(*named)),
+    "softmax-within-block": tuple(v for named in _CHUNKS.items() for v in _block_variants(*named)),
     "tile-tail": (
         *_tails(0.0),
         *(way(f"keys not seen, tiles of {tile}", visible=_unseen_tail(tile)) for tile in TILES),
