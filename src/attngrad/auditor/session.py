@@ -31,7 +31,8 @@ class Session:
         self.recorded: Recorded | None = None
         self.skipped: list[str] = []
         """Cases that were not tried, each with why."""
-        self._pace: tuple[int, float] | None = None
+        self._pace: tuple[Case, float] | None = None
+        """The largest case so far, and how many seconds it took."""
         self._said: set[str] = set()
 
     @property
@@ -70,22 +71,31 @@ class Session:
         """One call of the candidate."""
         return run(self.target.prepare, case.spelt, self.target.level, self.target.tangents, self.limit)
 
+    def _timed(self, case: Case) -> tuple[Call, float]:
+        start = time.perf_counter()
+        call = self.call(case)
+        return call, time.perf_counter() - start
+
     def too_slow(self, case: Case, patience: float) -> bool:
         """Whether a large case would take too long, going by the largest so far: loops in Python are no fault."""
         if not case.dims.large or self._pace is None:
             return False
-        work, seconds = self._pace
-        expected = seconds * case.dims.work / work
-        if expected > (most := min(patience, 0.5 * self.limit)):
+        largest, seconds = self._pace
+        grown = case.dims.work / largest.dims.work
+        most = min(patience, 0.5 * self.limit)
+        for _ in range(2):  # it may have been slow by chance, or the first time
+            if seconds * grown > most > 8.0 * seconds:
+                seconds = min(seconds, self._timed(largest)[1])
+                self._pace = largest, seconds
+        if (expected := seconds * grown) > most:
             self.skipped.append(f"{case.name} (a call would take about {expected:.0f} s, more than {most:g} s)")
         return expected > most
 
     def try_case(self, case: Case) -> bool:
         """Call and judge; True where it makes no sense to go on."""
-        start = time.perf_counter()
-        call = self.call(case)
-        if self._pace is None or case.dims.work >= self._pace[0]:
-            self._pace = case.dims.work, time.perf_counter() - start
+        call, seconds = self._timed(case)
+        if self._pace is None or case.dims.work >= self._pace[0].dims.work:
+            self._pace = case, seconds
         if call.timeout:
             text = f"it did not return within {self.limit:g} s in the case '{case.name}'."
             self.say("timeout", text, case=case.name)
