@@ -26,6 +26,8 @@ class Undefined(Exception):  # noqa: N818
 
 _BACK = {name: f"{name}_back" for name in ("visible", "weights", "keep", "slope")}
 """The backward may see other weights than the forward had, so these have names of their own."""
+_SECOND = {name: f"{name}_second" for name in ("weights_dot", "out_dot", "lse_dot")}
+"""So has second order, by double backward, which need not share code with forward mode."""
 
 _READS: Mapping[str, Mapping[str, str]] = {
     "z": {"scale": "scale_z"},
@@ -40,7 +42,7 @@ _MADE = {"dq": "dq_made", "dk": "dk_made", "dv": "dv_made"}
 """Gradients as they are made; the name without ``_made`` is what is returned in its place."""
 
 _ALIASES = {
-    **{alias: name for name, alias in _BACK.items()},
+    **{alias: name for name, alias in {**_BACK, **_SECOND}.items()},
     **_MADE,
     **dict.fromkeys(("scale_z", "scale_dq", "scale_dk"), "scale_value"),
     "band": "window",
@@ -64,7 +66,8 @@ def _attention_steps() -> dict[str, Step]:
     found = {name: Step(function, parameters(function)) for name, function in _OWN.items()}
     found["modifier"] = Step(compose, tuple(MODIFIERS))
     for name, step in STEPS.items():
-        names = {"scale": "scale_value", **(_BACK if step.stage == "backward" else {}), **_READS.get(name, {})}
+        own = {"backward": _BACK, "second": _SECOND}.get(step.stage, {})
+        names = {"scale": "scale_value", **own, **_READS.get(name, {})}
         found[_MADE.get(name, name)] = step._replace(reads=tuple(names.get(x, x) for x in step.reads))
     found |= {
         f"d{x}_mixed": found[f"d{x}_dot"] for x in "qkv"

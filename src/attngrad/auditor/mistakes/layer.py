@@ -20,16 +20,20 @@ _PARTS = {
 }
 
 
+_SUMS = {**{name: (name,) for name in _PARTS}, "dx": tuple(_PARTS), "dmemory": ("dkey", "dvalue")}
+"""Which parts an input gradient is the sum of."""
+
+
 def _learning_rate(p: Pipeline, returned: Mapping[str, Any]) -> float | None:
     """The step that input gradients by updated weights would show: dX = dQ (W - rate dW)^T."""
     along = size = 0.0
-    for name, (flat, w, dw) in _PARTS.items():
-        if name in returned and returned[name].shape == getattr(p, name).shape:
-            gradient = getattr(p, dw)
-            if gradient.shape == getattr(p, w).shape:
-                moved = matmul(getattr(p, flat), transpose(gradient))
-                off = per_token(getattr(p, flat), transpose(getattr(p, w))) - returned[name]
-                along, size = along + float(np.sum(off * moved)), size + float(np.sum(moved * moved))
+    for name, parts in _SUMS.items():
+        rows = [_PARTS[part] for part in parts]
+        same = name in returned and returned[name].shape == getattr(p, parts[0]).shape
+        if same and all(getattr(p, dw).shape == getattr(p, w).shape for _, w, dw in rows):
+            moved = sum(matmul(getattr(p, flat), transpose(getattr(p, dw))) for flat, _, dw in rows)
+            off = sum(per_token(getattr(p, flat), transpose(getattr(p, w))) for flat, w, _ in rows) - returned[name]
+            along, size = along + float(np.sum(off * moved)), size + float(np.sum(moved * moved))
     return along / size if size > 0 and np.isfinite(along) else None
 
 

@@ -77,15 +77,35 @@ def _constant(note: str, by_scores: Callable[[_Parts], Any], *, delta: bool) -> 
     return way(note, **steps("dot")), way(f"{note}, forward mode too", **steps("dot"), **steps("mixed"))
 
 
+def _tangents(p: Pipeline) -> dict[str, Any]:
+    """The tangents as they should be, for a second order that has code of its own."""
+    found = {"z_dot": p.redo("z_dot")}
+    found["scores_dot"] = p.redo("scores_dot", z_dot=found["z_dot"])
+    found["lse_dot"] = p.redo("lse_dot", scores_dot=found["scores_dot"])
+    found["weights_dot"] = p.redo("weights_dot", scores_dot=found["scores_dot"], lse_dot=found["lse_dot"])
+    return found | {"out_dot": p.redo("out_dot", weights_dot=found["weights_dot"])}
+
+
+def _in_both(note: str, **steps: Override) -> tuple[Variant, Variant]:
+    """The mistake in forward mode and in the second order that follows from it, or in forward mode alone."""
+
+    def right(name: str) -> Override:
+        return lambda p, base: _tangents(p)[name]
+
+    restored = {f"{name}_second": right(name) for name in ("weights_dot", "out_dot", "lse_dot")}
+    alone = f"{note}, in forward mode alone" if note else "in forward mode alone"
+    return way(note, **steps), way(alone, **steps, **restored, z_dot_seen=right("z_dot"))
+
+
 VARIANTS = {
-    "tangent-row-term-missing": only(**without("weights_dot", "lse_dot")),
+    "tangent-row-term-missing": _in_both("", **without("weights_dot", "lse_dot")),
     "tangent-term-missing": (
-        way("Q K_dot^T", **without("z_dot", "k_dot_heads")),
-        way("Q_dot K^T", **without("z_dot", "q_dot")),
-        way("A V_dot", **without("out_dot", "v_dot_heads")),
-        way("A_dot V", **without("out_dot", "weights_dot")),
+        *_in_both("Q K_dot^T", **without("z_dot", "k_dot_heads")),
+        *_in_both("Q_dot K^T", **without("z_dot", "q_dot")),
+        *_in_both("A V_dot", **without("out_dot", "v_dot_heads")),
+        *_in_both("A_dot V", **without("out_dot", "weights_dot")),
     ),
-    "tangent-scale-missing": only(z_dot=lambda p, base: base() / p.c(p.scale_value)),
+    "tangent-scale-missing": _in_both("", z_dot=lambda p, base: base() / p.c(p.scale_value)),
     "second-order-term-missing": (
         way("A o (dA_dot - delta_dot)", **without("dscores_dot", "weights")),
         way("A_dot o (dA - delta)", **without("dscores_dot", "weights_dot")),

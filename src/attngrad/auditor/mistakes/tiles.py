@@ -164,33 +164,33 @@ def _block_variants(name: str, chunks: Chunks) -> tuple[Variant, ...]:
     )
 
 
-def _whole(length: int, tile: int) -> int:
-    """How many are in whole tiles, where the last tile is partial."""
-    need(length % tile)
+def _whole(length: int, tile: int, least: int = 0) -> int:
+    """How many are in whole tiles, where the last tile is partial, and is not among the ``least`` first ones."""
+    need(length % tile and length > least * tile)
     return length // tile * tile
 
 
-def _tail(tile: int, fill: float) -> Override:
+def _tail(tile: int, fill: float, least: int = 0) -> Override:
     """The rows of the last, partial tile: zero, or whatever stood in memory."""
 
     def step(p: Pipeline, base: Base) -> Any:
         x = np.array(base())
-        x[..., _whole(x.shape[-2], tile) :, :] = fill
+        x[..., _whole(x.shape[-2], tile, least) :, :] = fill
         return x
 
     return step
 
 
-def _unseen_tail(tile: int) -> Override:
-    return lambda p, base: base() & (np.arange(p.k.shape[-2]) < _whole(p.k.shape[-2], tile))
+def _unseen_tail(tile: int, least: int) -> Override:
+    return lambda p, base: base() & (np.arange(p.k.shape[-2]) < _whole(p.k.shape[-2], tile, least))
 
 
-def _query_tail_dropped(tile: int) -> Override:
+def _query_tail_dropped(tile: int, least: int) -> Override:
     """The last queries add nothing to dK and dV, and get no dQ."""
 
     def dout(p: Pipeline, base: Base) -> Any:
         tokens = p.q.shape[-2]
-        return np.where((np.arange(tokens) < _whole(tokens, tile))[:, None], base(), p.c(0.0))
+        return np.where((np.arange(tokens) < _whole(tokens, tile, least))[:, None], base(), p.c(0.0))
 
     return dout
 
@@ -206,11 +206,15 @@ _PLACES = {
 }
 
 
-def _tails(fill: float) -> list[Variant]:
+_LEAST = ("", "at least one of ")
+"""Fewer rows than a tile: none is whole, or they are a tile of their own."""
+
+
+def _tails(fill: float, least: int = 0) -> list[Variant]:
     wild = fill != 0.0
-    how = "stale" if wild else "zero"
+    how = f"{'stale' if wild else 'zero'}, {_LEAST[least]}tiles of"
     return [
-        Variant(dict.fromkeys(places, _tail(tile, fill)), f"{where}, {how}, tiles of {tile}", wild)
+        Variant(dict.fromkeys(places, _tail(tile, fill, least)), f"{where}, {how} {tile}", wild)
         for tile in TILES
         for where, places in _PLACES.items()
         if not (wild and "out" in where)  # the backward reads out: stale values there would leave everything open
@@ -222,8 +226,16 @@ VARIANTS = {
     "softmax-within-block": tuple(v for named in _CHUNKS.items() for v in _block_variants(*named)),
     "tile-tail": (
         *_tails(0.0),
-        *(way(f"keys not seen, tiles of {tile}", visible=_unseen_tail(tile)) for tile in TILES),
-        *(way(f"queries dropped in the backward, tiles of {tile}", dout=_query_tail_dropped(tile)) for tile in TILES),
+        *_tails(0.0, 1),
+        *(
+            way(f"{what}, {said}tiles of {tile}", **{step: made(tile, least)})
+            for what, step, made in (
+                ("keys not seen", "visible", _unseen_tail),
+                ("queries dropped in the backward", "dout", _query_tail_dropped),
+            )
+            for least, said in enumerate(_LEAST)
+            for tile in TILES
+        ),
         *_tails(Wild),
     ),
     "overwritten-not-accumulated": tuple(v for tile in (1, *TILES) for v in _overwritten_variants(tile)),
