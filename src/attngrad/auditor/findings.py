@@ -126,7 +126,10 @@ def _diagnosed(
     if any(not j.right for o in observations for j in o.judgements.values()):
         budget = Budget(limits.predictions, limits.seconds)
         diagnosis, coarse = explain(observations, session.target.level, budget)
-    explanations = _merged([tuple(_told(m, v.note) for m, v in state) for state in diagnosis.explanations])
+    only = f"only with {diagnosis.only}" if diagnosis.only else ""
+    explanations = _merged(
+        [tuple(_told(m, ", ".join(filter(None, (v.note, only)))) for m, v in s) for s in diagnosis.explanations]
+    )
     ids = diagnosis.ids
     if coarse is not None:
         explanations = [(_told(find("low-precision"), f"errors as of {coarse}"),)]

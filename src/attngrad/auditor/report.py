@@ -190,7 +190,8 @@ class AuditReport:
         if self.ok:
             names = ", ".join(symbol(s.name) for s in self.stages)
             agree = "agrees" if len(self.stages) == 1 else "agree"
-            return f"RIGHT: {names} {agree} with the truth in all {cases} cases, within rounding."
+            own = "".join(f" {f.text}" for f in self.findings if f.kind == "convention")
+            return f"RIGHT: {names} {agree} with the truth in all {cases} cases, within rounding.{own}"
         if self.status == "not audited":
             fault = next((f.text for f in self.findings if f.fault), "nothing came back")
             return f"NOT AUDITED: {fault}"

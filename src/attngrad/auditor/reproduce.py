@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from attngrad.auditor.budget import Budget
 from attngrad.auditor.mistakes import Mistake, Variant
-from attngrad.auditor.pipeline import Pipeline, Undefined
+from attngrad.auditor.pipeline import Override, Pipeline, Undefined
 from attngrad.auditor.rounding import ENTRYWISE, EntryErrors
 from attngrad.auditor.truth import LONG, Observation
 from attngrad.core.arrays import NDArray
@@ -26,10 +27,10 @@ _LARGE = 12_000.0
 
 
 class Predictions:
-    """What combinations of mistakes compute, within a budget."""
+    """What combinations of mistakes compute, within a budget; ``style``: a right way to compute that they change."""
 
-    def __init__(self, budget: Budget) -> None:
-        self.budget = budget
+    def __init__(self, budget: Budget, style: Mapping[str, Override] = MappingProxyType({})) -> None:
+        self.budget, self.style = budget, style
         self._pipelines: dict[tuple[int, ...], Pipeline] = {}
         self._verdicts: dict[tuple[Any, ...], bool] = {}
 
@@ -44,7 +45,7 @@ class Predictions:
                 others = self._pipeline(state[:place] + state[place + 1 :], o, LONG)
                 given["fitted"] = variant.fit(others, o.results)
         parent = o.truth.exact if np.dtype(dtype) == o.truth.wide else o.truth.naive[0]
-        made = Pipeline(given, dtype, [v.steps for _, v in state], parent)
+        made = Pipeline(given, dtype, [self.style, *(v.steps for _, v in state)], parent)
         if o.size <= _SMALL:  # large ones are seldom reached, and would fill the memory
             if len(self._pipelines) > 8000:
                 self._pipelines.clear()
@@ -69,6 +70,8 @@ class Predictions:
         return self._verdicts[key]
 
     def _compare(self, state: State, o: Observation, name: str) -> bool:
+        if not state:
+            return o.judgements[name].right
         actual, predicted = o.results[name], self.predict(state, o, name)
         if predicted is None or predicted.shape != actual.shape:
             return False

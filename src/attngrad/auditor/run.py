@@ -11,6 +11,8 @@ import numpy as np
 from attngrad.auditor import adapters, recorded
 from attngrad.auditor.calls import BadCandidate, parameters_of
 from attngrad.auditor.cases import EFFORTS, cases, check_options
+from attngrad.auditor.companions import add_companions
+from attngrad.auditor.conventions import settle_conventions
 from attngrad.auditor.detect import settle
 from attngrad.auditor.findings import Again, report
 from attngrad.auditor.layouts import layout_of
@@ -147,6 +149,8 @@ def audit(
         if without < wrong:  # it computes attention without them
             fault = Finding("option", _not_taken(candidate, lacking, without > 0))
             return AuditReport(title, "not audited", findings=(fault,), settings=settings)
+    settle_conventions(session)
+    add_companions(session)
     again = Again()
     if held is None:
         again = _again(session, effort)
@@ -199,6 +203,7 @@ def _with_options(
     if options is None and not session.wrong:
         found = try_options(session, names, effort, compiled)
         tried, untried = tried + found.tried, untried + found.untried
+        again = replace(again, repeated=found.repeated or again.repeated)
     elif rest:
         untried.append(f"{', '.join(rest)} ({'options were given' if options is not None else 'it is wrong without'})")
     return replace(again, tried=(*tried, *again.tried), untried=(*untried, *again.untried))

@@ -19,6 +19,7 @@ from attngrad.auditor.cases import Case, Spelling, make
 from attngrad.auditor.diagnose import Search
 from attngrad.auditor.pipeline import RESULTS
 from attngrad.auditor.plans import Dims, Plan
+from attngrad.auditor.repeat import Repeated, calls_of
 from attngrad.auditor.session import Session
 from attngrad.auditor.truth import Observation, Truth
 
@@ -94,6 +95,8 @@ class Tried:
 
     tried: list[str] = field(default_factory=list)
     untried: list[str] = field(default_factory=list)
+    repeated: Repeated | None = None
+    """Calls with one seed that differ."""
 
 
 def off_by_default(candidate: Any) -> tuple[str, ...]:
@@ -132,7 +135,11 @@ def _try_one(session: Session, name: str, found: Tried, effort: str, compiled: b
             return
         first = first or seen
     if name == "dropout" and any(not o.judgements[n].right for o in first for n in ("out", "y") if n in o.judgements):
-        found.untried.append("dropout (it draws a mask of its own)")
+        again = calls_of(session, first[0], effort)
+        if again.wrong:
+            found.repeated = again
+        else:
+            found.untried.append("dropout (it draws a mask of its own)")
     elif not first:
         found.untried.append(f"{name} ({refused or 'nothing came back'})")
     else:
