@@ -16,13 +16,13 @@ from attngrad.auditor.shrink import cut
 from attngrad.auditor.truth import Observation, Truth
 
 _CASES = 3
-"""How many large cases get one."""
+"""How many cases get one, and how many small ones that fail are enough."""
 
 
 def add_companions(session: Session) -> None:
-    """Observe small cases beside those that fail, where these are large, or only one."""
+    """Observe small cases beside those that fail, where these are large, or few."""
     wrong = sorted((o for o in session.observations if _wrong(o)), key=lambda o: o.truth.case.dims.work)
-    if session.recorded is None and wrong and (wrong[0].truth.case.dims.large or len(wrong) < 2):
+    if session.recorded is None and sum(not o.truth.case.dims.large for o in wrong) < _CASES:
         made = [_companion(session, o) for o in wrong[:_CASES]]
         session.observations += [o for o in made if o is not None]
 

@@ -70,7 +70,7 @@ def _constant(note: str, by_scores: Callable[[_Parts], Any], *, delta: bool) -> 
             f"dq_{suffix}": lambda p, base: p.redo(f"dq_{suffix}", dz_dot=dz_dot(p)),
             f"dk_{suffix}": lambda p, base: p.redo(f"dk_{suffix}", dz_dot=dz_dot(p)),
             f"dv_{suffix}": lambda p, base: (
-                p.redo(f"dv_{suffix}", weights_dot=p.weights * p.scores_dot) if delta else base()
+                p.redo(f"dv_{suffix}", weights_dot_second=p.weights * p.scores_dot) if delta else base()
             ),
         }
 
@@ -108,7 +108,7 @@ VARIANTS = {
     "tangent-scale-missing": _in_both("", z_dot=lambda p, base: base() / p.c(p.scale_value)),
     "second-order-term-missing": (
         way("A o (dA_dot - delta_dot)", **without("dscores_dot", "weights")),
-        way("A_dot o (dA - delta)", **without("dscores_dot", "weights_dot")),
+        way("A_dot o (dA - delta)", **without("dscores_dot", "weights_dot_second")),
         way("dZ K_dot in dQ_dot, dZ^T Q_dot in dK_dot", **_DQ, **_DK),
         way("dZ K_dot in dQ_dot", **_DQ),
         way("dZ^T Q_dot in dK_dot", **_DK),
