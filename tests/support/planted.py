@@ -74,6 +74,8 @@ def _scales(q, o, bugs):
             return wrong, wrong, wrong
         if f"{bug} backward" in bugs:
             return right, wrong, wrong
+    if "scale ignored backward" in bugs:
+        return right, 1 / np.sqrt(d), 1 / np.sqrt(d)
     to_q = 1.0 if "scale missing dq" in bugs else right
     to_k = 1.0 if "scale missing dk" in bugs else right
     return right, to_q, to_k
@@ -96,6 +98,8 @@ def _dscores(a, da, dout, out, bugs):
         return product - a * np.sum(product, axis=-2, keepdims=True)
     if "matrix" in bugs:
         return product - a @ _t(da) @ a
+    if "jacobian" in bugs:
+        return product - np.sum(a * a, axis=-1, keepdims=True) * np.sum(da, axis=-1, keepdims=True)
     if "dA for dS" in bugs:
         return da
     if "diagonal" in bugs:
@@ -273,6 +277,7 @@ PLANTS = {
     "scale 1/sqrt(t)": ("scale-by-length", None),
     "scale sqrt(d)": ("scale-by-sqrt-d", None),
     "scale sqrt(d) backward": ("scale-by-sqrt-d", None),
+    "scale ignored backward": ("scale-ignored", {"scale": 0.3}),
     "scale missing dq": ("scale-missing-in-dq", None),
     "scale missing dk": ("scale-missing-in-dk", None),
     "no row term": ("row-term-missing", None),
@@ -282,6 +287,7 @@ PLANTS = {
     "row sum unweighted": ("row-sum-unweighted", None),
     "columns": ("row-term-over-columns", None),
     "matrix": ("row-term-matrix-product", None),
+    "jacobian": ("jacobian-inner-product", None),
     "dA for dS": ("dweights-for-dscores", None),
     "diagonal": ("softmax-diagonal-only", None),
     "slope product": ("softmax-derivative-matrix-product", None),
@@ -489,7 +495,7 @@ def sinks(sign):
 _ALTERNATIVES = (
     [p for p in PLANTS if p.startswith("scale ")],
     ["no row term", "mean", "mean of dA", "row term without A", "row sum unweighted", "columns", "matrix", "dA for dS",
-     "diagonal", "slope product", "chunk delta", "block softmax"],
+     "jacobian", "diagonal", "slope product", "chunk delta", "block softmax"],
     ["softmax axis", "mask after", "mask zero", "mean of V", "overflow", "mask ignored", "epsilon", "block softmax",
      "no rescale"],
     ["group unsummed", "group last", "group mean", "tiled groups"],

@@ -36,6 +36,7 @@ VARIANTS = {
         *_everywhere(lambda p, s: 1 / np.sqrt(np.longdouble(p.k.shape[-2])), single=False),
     ),
     "scale-by-sqrt-d": _everywhere(lambda p, s: np.sqrt(np.longdouble(p.q.shape[-1])), single=True),
+    "scale-ignored": _everywhere(lambda p, s: 1 / np.sqrt(np.longdouble(p.q.shape[-1])), single=True),
     "scale-missing-in-dq": only(scale_dq=lambda p, base: 1.0),
     "scale-missing-in-dk": only(scale_dk=lambda p, base: 1.0),
 }

@@ -53,6 +53,11 @@ def _matrix(p: Pipeline, base: Base) -> Any:
     return zero_hidden(_product(p) - matmul(matmul(a, transpose(p.dweights)), a), p.visible_back)
 
 
+def _jacobian(second: Callable[[Any, Any], Any]) -> Override:
+    """dS with something else in place of a a^T dA, the same for all entries of a row."""
+    return lambda p, base: _product(p) - second(p.weights_back, p.dweights)[..., None]
+
+
 def _slope_product(product: Callable[[Any, Any], Any]) -> dict[str, Override]:
     """dS by a matrix product of dA and A o (1 - A), which only square matrices allow."""
 
@@ -125,6 +130,10 @@ VARIANTS = {
         way("broadcast along the queries", **_minus(_row_as_column)),
     ),
     "row-term-matrix-product": only(dscores=_matrix),
+    "jacobian-inner-product": (
+        way("a @ a.T, a number", dscores=_jacobian(lambda a, da: rowsum(a * a) * rowsum(da))),
+        way("a * a, a row", dscores=_jacobian(lambda a, da: rowsum(a * a * da))),
+    ),
     "dweights-for-dscores": only(dscores=lambda p, base: p.dweights),
     "softmax-diagonal-only": only(
         dscores=lambda p, base: zero_hidden(_product(p) * (p.c(1.0) - p.weights_back), p.visible_back)
