@@ -113,11 +113,9 @@ def test_another_meaning_of_an_option_is_no_fault():
 
 
 def test_dropout_of_its_own_is_not_tried_and_said_so():
-    rng = np.random.default_rng(0)
-
     def draws(q, k, v, dout, dropout=0.0, seed=None):
         out, dq, dk, dv = right(q, k, v, dout)
-        return out * (rng.random() if dropout else 1.0), dq, dk, dv
+        return out * (np.random.default_rng(seed).random() if dropout else 1.0), dq, dk, dv
 
     report = audit(draws, effort="quick")
     assert report.ok, report
@@ -127,6 +125,19 @@ def test_dropout_of_its_own_is_not_tried_and_said_so():
         return right(q, k, v, dout)
 
     assert audit(unseeded, effort="quick").untried == ("dropout (it draws a mask of its own)",)
+
+
+def test_a_seed_that_is_taken_and_not_used_is_a_fault():
+    rng = np.random.default_rng(0)
+
+    def ignores(q, k, v, dout, dropout=0.0, seed=None):
+        out, dq, dk, dv = right(q, k, v, dout)
+        return out * (rng.random() if dropout else 1.0), dq, dk, dv
+
+    report = audit(ignores, effort="quick")
+    assert report.mistakes == ("not-deterministic",), report
+    assert "15 of 16 calls with the same inputs differ in O" in report.verdict
+    assert "(case 'with dropout and a seed, 5 queries, 5 keys')" in report.verdict
 
 
 def test_every_option_of_a_right_candidate_is_tried_and_the_rest_is_told():
