@@ -65,6 +65,26 @@ def test_a_candidate_is_right_under_its_own_convention(candidate, told, dtype):
     assert told in " ".join(str(report).split())
 
 
+def test_key_heads_that_are_tiled_are_a_convention_and_judged_by_it():
+    report = audit(attention("tiled heads"), effort="quick")
+    assert report.ok, report
+    told = "Query head h reads key head h % Hk: audited by that convention"
+    assert told in next(f.text for f in report.findings if f.kind == "convention")
+    for options in ({"mask": True}, {"causal": True}, {"bias": True}):
+        assert audit(attention("tiled heads"), options=options, effort="quick").ok
+    report = audit(attention("tiled heads", "scale missing"), effort="quick")
+    assert report.mistakes == ("scale-missing",), report
+    assert audit(attention("tiled groups"), effort="quick").mistakes == ("group-interleaved",)
+
+
+def test_a_mask_of_another_seed_is_not_blamed_on_the_backward():
+    def ignores(q, k, v, dout, dropout=0.0, seed=0):
+        return attention()(q, k, v, dout, dropout=dropout, seed=77)
+
+    report = audit(ignores, options={"dropout": 0.3, "seed": 3}, effort="quick")
+    assert (report.status, report.first, report.mistakes) == ("wrong", "out", ()), report
+
+
 def zero_over_zero(q, k, v, dout, mask=None):
     return masked(q, k, v, dout, mask, safe=False)
 

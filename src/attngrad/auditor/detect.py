@@ -27,6 +27,8 @@ _DTYPES = tuple(map(np.dtype, (np.float64, np.float32, np.float16, BFLOAT16)))
 _RANDOM, _EQUAL, _RAN = 3, 2, 1
 Make = Callable[[Layout | None, Any], Target]
 """The target of a layout and a dtype."""
+Sizes = Callable[[Layout], Adapt | None]
+"""The sizes that it is tried with, in a layout."""
 
 
 class Settled(NamedTuple):
@@ -53,7 +55,7 @@ def settle(
     layout: Layout | None,
     dtype: Any,
     options: Mapping[str, Any],
-    sizes: Adapt | None,
+    sizes: Sizes,
     limit: float,
     compiled: bool = False,
 ) -> Settled:
@@ -98,7 +100,7 @@ def _best(
     layout: Layout | None,
     kind: np.dtype[Any],
     options: Mapping[str, Any],
-    sizes: Adapt | None,
+    sizes: Sizes,
     limit: float,
 ) -> _Try:
     """The first layout in which the output is right; else that in which it is nearest to it."""
@@ -134,9 +136,9 @@ def _in_turn(of: Make, kind: np.dtype[Any]) -> Iterator[Layout | None]:
 
 
 def _rank(
-    target: Target, level: str, kind: np.dtype[Any], options: Mapping[str, Any], sizes: Adapt | None, limit: float
+    target: Target, level: str, kind: np.dtype[Any], options: Mapping[str, Any], sizes: Sizes, limit: float
 ) -> tuple[int, Call]:
-    adapt = both(target.adapt, sizes)
+    adapt = both(target.adapt, sizes(target.layout))
     dims = _PROBE[level] if adapt is None else adapt(_PROBE[level])
     if dims is None:
         return 0, Call(error="it takes no such sizes")
@@ -155,11 +157,11 @@ def _rank(
 
 
 def _fits(
-    of: Make, layout: Layout, plan: Plan, kind: Any, options: Mapping[str, Any], sizes: Adapt | None, limit: float
+    of: Make, layout: Layout, plan: Plan, kind: Any, options: Mapping[str, Any], sizes: Sizes, limit: float
 ) -> bool:
     """Whether query heads read the key heads that the layout says: equal keys leave the mean of their values."""
     target = of(layout, kind)
-    adapt = both(target.adapt, sizes)
+    adapt = both(target.adapt, sizes(target.layout))
     n = plan.dims if adapt is None else adapt(plan.dims)
     if n is None or not 1 < n.hk < n.hq:
         return not layout.tiled

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -94,8 +95,7 @@ def audit(
     chosen, wanted, kind = _check(candidate, level, options, supports, dtype, effort, seed, time_limit)
     held = recorded.checked(inputs)
     if held is not None:
-        dtype, sizes = dtype or held["q"].dtype, sizes or {"features": held["q"].shape[-1]}
-        kind = np.dtype(dtype)
+        kind = np.dtype(dtype := dtype or held["q"].dtype)
     place, adapt = layout_of(layout), sizes_of(sizes)
     handled = adapters.differentiable(
         candidate, framework, device, level=level, options=options, supports=supports, layout=layout, sizes=sizes,
@@ -111,7 +111,8 @@ def audit(
         asked = getattr(candidate, "probe", candidate)
         place, kind, more, said = settle(
             lambda layout, kind: target_of(asked, level, wanted, layout, kind, convert),
-            level, place, kind, chosen, adapt, time_limit, compiled,
+            level, place, kind, chosen, (lambda x: adapt) if held is None else partial(recorded.sizes_in, held),
+            time_limit, compiled,
         )  # fmt: skip
         target = target_of(candidate, level, wanted, place, kind, convert)
         chosen |= more

@@ -97,7 +97,7 @@ def _second(f: Any, inputs: tuple[Any, ...], dout: Any, along: tuple[Any, ...], 
     """
     import torch
 
-    one = torch.ones((), dtype=dout.dtype, requires_grad=True)
+    one = torch.ones((), dtype=dout.dtype, device=dout.device, requires_grad=True)
     moved = tuple(x.detach().requires_grad_() for x in inputs)
 
     def mapped(*x: Any) -> Any:
