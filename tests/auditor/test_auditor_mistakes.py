@@ -39,6 +39,13 @@ def test_a_planted_mistake_is_named(bug, dtype):
     assert set(report.mistakes) <= allowed, report
 
 
+@pytest.mark.parametrize("effort", ["default", pytest.param("full", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("bug", ["epsilon", "low precision"])
+def test_small_errors_are_named_at_every_effort(bug, effort):
+    candidate, options, named = planted.plant(bug)
+    assert audit(candidate, options=options, effort=effort).mistakes == tuple(named)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("bug", planted.LAYER_PLANTS)
 def test_a_mistake_planted_in_a_layer_is_named(bug, dtype):

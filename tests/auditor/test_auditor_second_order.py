@@ -119,7 +119,21 @@ def test_what_raises_when_it_is_asked_is_right_and_said_to_raise(fn):
     assert report.ok, report
     note = next(f for f in report.findings if f.name == "double backward")
     assert "it raises, so nothing is silently wrong" in note.text
+    assert ("torch.autograd.grad to chosen inputs goes past it" in note.text) == (fn is Once)
     assert not note.fault
+
+
+def test_once_differentiable_is_silently_wrong_under_autograd_grad_as_the_note_says():
+    def penalty(fn):
+        q, k, v = torch.randn(3, 4, 2, dtype=torch.float64, generator=torch.manual_seed(0)).requires_grad_()
+        w = torch.ones((), dtype=torch.float64, requires_grad=True)
+        [dq] = torch.autograd.grad(fn(w * q, w * k, w * v).square().sum(), q, create_graph=True)
+        return dq.square().sum(), w
+
+    values = [torch.autograd.grad(*penalty(fn.apply))[0].item() for fn in (Recomputed, Once)]
+    assert values[0] != pytest.approx(values[1])
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        penalty(Once.apply)[0].backward()
 
 
 @pytest.mark.parametrize(("what", "kept", "by"), only(CONSTANT[:3], CONSTANT))

@@ -65,6 +65,26 @@ def test_a_candidate_is_right_under_its_own_convention(candidate, told, dtype):
     assert told in " ".join(str(report).split())
 
 
+def test_key_heads_that_are_tiled_are_a_convention_and_judged_by_it():
+    report = audit(attention("tiled heads"), effort="quick")
+    assert report.ok, report
+    told = "Query head h reads key head h % Hk: audited by that convention"
+    assert told in next(f.text for f in report.findings if f.kind == "convention")
+    for options in ({"mask": True}, {"causal": True}, {"bias": True}):
+        assert audit(attention("tiled heads"), options=options, effort="quick").ok
+    report = audit(attention("tiled heads", "scale missing"), effort="quick")
+    assert report.mistakes == ("scale-missing",), report
+    assert audit(attention("tiled groups"), effort="quick").mistakes == ("group-interleaved",)
+
+
+def test_a_mask_of_another_seed_is_not_blamed_on_the_backward():
+    def ignores(q, k, v, dout, dropout=0.0, seed=0):
+        return attention()(q, k, v, dout, dropout=dropout, seed=77)
+
+    report = audit(ignores, options={"dropout": 0.3, "seed": 3}, effort="quick")
+    assert (report.status, report.first, report.mistakes) == ("wrong", "out", ()), report
+
+
 def zero_over_zero(q, k, v, dout, mask=None):
     return masked(q, k, v, dout, mask, safe=False)
 
@@ -113,11 +133,9 @@ def test_another_meaning_of_an_option_is_no_fault():
 
 
 def test_dropout_of_its_own_is_not_tried_and_said_so():
-    rng = np.random.default_rng(0)
-
     def draws(q, k, v, dout, dropout=0.0, seed=None):
         out, dq, dk, dv = right(q, k, v, dout)
-        return out * (rng.random() if dropout else 1.0), dq, dk, dv
+        return out * (np.random.default_rng(seed).random() if dropout else 1.0), dq, dk, dv
 
     report = audit(draws, effort="quick")
     assert report.ok, report
@@ -127,6 +145,19 @@ def test_dropout_of_its_own_is_not_tried_and_said_so():
         return right(q, k, v, dout)
 
     assert audit(unseeded, effort="quick").untried == ("dropout (it draws a mask of its own)",)
+
+
+def test_a_seed_that_is_taken_and_not_used_is_a_fault():
+    rng = np.random.default_rng(0)
+
+    def ignores(q, k, v, dout, dropout=0.0, seed=None):
+        out, dq, dk, dv = right(q, k, v, dout)
+        return out * (rng.random() if dropout else 1.0), dq, dk, dv
+
+    report = audit(ignores, effort="quick")
+    assert report.mistakes == ("not-deterministic",), report
+    assert "15 of 16 calls with the same inputs differ in O" in report.verdict
+    assert "(case 'with dropout and a seed, 5 queries, 5 keys')" in report.verdict
 
 
 def test_every_option_of_a_right_candidate_is_tried_and_the_rest_is_told():

@@ -127,7 +127,7 @@ def attention(*bugs, names=None):
             low = np.float32 if dtype == np.float64 else np.float16
             q, k, v, dout = (x.astype(low) for x in (q, k, v, dout))
         many = (
-            (lambda x: np.tile(x, (1, group, 1, 1))) if "tiled" in bugs else (lambda x: np.repeat(x, group, 1))
+            (lambda x: np.tile(x, (1, group, 1, 1))) if "tiled heads" in bugs else (lambda x: np.repeat(x, group, 1))
         )
         kk, vv = many(k), many(v)
         s_z, s_q, s_k = (q.dtype.type(x) for x in _scales(q, o, bugs))
@@ -218,7 +218,7 @@ def attention(*bugs, names=None):
                 dk = s_k * (_t(dz[..., c : c + 4, :]) @ q[..., c : c + 4, :])
                 dv = _t((a * m)[..., c : c + 4, :]) @ dout[..., c : c + 4, :]
         if group > 1 and "group unsummed" not in bugs:
-            if "tiled groups" in bugs or "tiled" in bugs:  # "tiled": in both passes, which is a convention
+            if {"tiled groups", "tiled heads"} & set(bugs):
                 split = [x.reshape(x.shape[0], group, -1, *x.shape[2:]) for x in (dk, dv)]
                 dk, dv = (x.sum(axis=1) for x in split)
             else:

@@ -35,6 +35,7 @@ class Adapter(NamedTuple):
     device: str | None = None
     top_left: bool = False
     packs: str = ""
+    whole: str = ""
 
 
 def adapter_of(candidate: Any) -> Adapter | None:
@@ -49,6 +50,8 @@ def framework_of(candidate: Any) -> str:
     adapter = adapter_of(candidate)
     if adapter is not None:
         return adapter.framework
+    if function_class(candidate) is not None:
+        return "torch"
     of_type = type(candidate).__module__.split(".")[0]
     if of_type.startswith("jax") or of_type == "torch":
         return "jax" if of_type.startswith("jax") else "torch"
@@ -109,9 +112,12 @@ def _by_autograd(candidate: Any) -> bool:
     )
 
 
-def is_function_class(candidate: Any) -> bool:
-    """Whether it is a ``torch.autograd.Function``."""
-    return inspect.isclass(candidate) and any(k.__module__ == "torch.autograd.function" for k in candidate.__mro__)
+def function_class(candidate: Any) -> Any:
+    """The ``torch.autograd.Function`` that a candidate is, or is the ``apply`` of; None for any other."""
+    bound = getattr(candidate, "__self__", None) if getattr(candidate, "__name__", "") == "apply" else None
+    kind = candidate if inspect.isclass(candidate) else bound
+    there = inspect.isclass(kind) and any(k.__module__ == "torch.autograd.function" for k in kind.__mro__)
+    return kind if there else None
 
 
 def differentiable(candidate: Any, framework: str | None, device: Any, **keywords: Any) -> AuditReport | None:
@@ -123,9 +129,9 @@ def differentiable(candidate: Any, framework: str | None, device: Any, **keyword
         fail(ValueError, "audit", "device", "be left out for a candidate that is not of PyTorch", repr(device))
     if framework == "numpy" or keywords["level"] == "layer":
         return None
-    if is_function_class(candidate):
-        keywords["name"] = keywords["name"] or candidate.__qualname__
-        candidate = applied(candidate)
+    if (function := function_class(candidate)) is not None:
+        keywords["name"] = keywords["name"] or function.__qualname__
+        candidate = applied(function)
     elif is_module(candidate):
         if LayerObject(candidate, np.float64).has_weights:
             return None
@@ -133,7 +139,7 @@ def differentiable(candidate: Any, framework: str | None, device: Any, **keyword
         candidate = made.forward
     elif adapter_of(candidate) is None and not _by_autograd(candidate):
         return None
-    if takes_one_array(candidate):
+    if adapter_of(candidate) is None and takes_one_array(candidate):
         candidate = separated(candidate)
     keywords.pop("level")
     keywords = {name: x for name, x in keywords.items() if x is not None or name == "dtype"}
@@ -234,6 +240,9 @@ def _adapted(fn: Any) -> Any:
             given[adapter.options["mask"]] = bias.masked_fill(~mask, float("-inf"))
         if "score_mod" in given:
             given["score_mod"] = _causal(k.shape[-2] - q.shape[-2]) if given["score_mod"] else None
+        if adapter.whole in given:
+            shape = (q.shape[0], q.shape[2], q.shape[1], k.shape[1])
+            given[adapter.whole] = given[adapter.whole].expand(shape)
         arrays = (q, k, v)
         if adapter.packs:
             stack = import_module(adapter.framework).stack

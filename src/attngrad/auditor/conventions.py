@@ -25,6 +25,7 @@ Results = dict[str, NDArray]
 class Convention(NamedTuple):
     """Another meaning of a case: whether it has one, and the case and the results in attngrad's terms."""
 
+    name: str
     told: str
     differs: Callable[[Case], bool]
     case: Callable[[Case], Case]
@@ -75,11 +76,13 @@ def _grouped_in_order(case: Case) -> Case:
 
 CONVENTIONS = (
     Convention(
+        "corner",
         "the causal mask starts at the top left corner, as PyTorch's is_causal has it",
         lambda case: bool(case.options.get("causal")) and "offset" not in case.options and case.dims.t != case.dims.s,
         _top_left,
     ),
     Convention(
+        "groups",
         "query head h reads key head h % Hk, as np.tile lays them out",
         _is_grouped,
         _grouped_in_order,
@@ -98,7 +101,8 @@ def settle_conventions(session: Session) -> None:
             for o, now in judged:
                 o.judgements.update(now)
             for convention in chosen:
-                session.say("convention", f"Right by a convention of its own: {convention.told}.", fault=False)
+                text = f"Right by a convention of its own: {convention.told}."
+                session.say("convention", text, fault=False, name=convention.name)
             return
 
 

@@ -7,6 +7,7 @@ makes the output right, equal keys are tried, which leave out = mean(v) whatever
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,16 +16,19 @@ from attngrad.auditor.candidate import Call, run
 from attngrad.auditor.cases import Case, make
 from attngrad.auditor.layouts import LAYOUTS, STACKED, Layout
 from attngrad.auditor.pipeline import Pipeline
-from attngrad.auditor.plans import Dims, Plan
+from attngrad.auditor.plans import COMPILED, Dims, Plan
 from attngrad.auditor.sizes import Adapt, both
 from attngrad.auditor.targets import Target
 from attngrad.core.dtypes import BFLOAT16
 
-_PROBE = {"attention": Dims(2, 3, 3, 5, 5, 4, 4), "layer": Dims(2, 2, 2, 4, 4, 3, 3, 6)}
+_PROBE = {"attention": COMPILED[0], "layer": Dims(2, 2, 2, 4, 4, 3, 3, 6)}
+_GROUPED = Dims(1, 4, 2, 3, 3, 4, 4)
 _DTYPES = tuple(map(np.dtype, (np.float64, np.float32, np.float16, BFLOAT16)))
 _RANDOM, _EQUAL, _RAN = 3, 2, 1
 Make = Callable[[Layout | None, Any], Target]
 """The target of a layout and a dtype."""
+Sizes = Callable[[Layout], Adapt | None]
+"""The sizes that it is tried with, in a layout."""
 
 
 class Settled(NamedTuple):
@@ -51,8 +55,9 @@ def settle(
     layout: Layout | None,
     dtype: Any,
     options: Mapping[str, Any],
-    sizes: Adapt | None,
+    sizes: Sizes,
     limit: float,
+    compiled: bool = False,
 ) -> Settled:
     """The layout and the dtype that it takes, and whether it is causal by itself."""
     said: list[tuple[str, str]] = []
@@ -78,6 +83,12 @@ def settle(
     if level == "attention" and layout is None and found.name != "BHTD":
         said.append(("layout", f"Its arrays are ({found.words}): audited with layout {found.name!r}."))
     more = dict(best.options) if not options else {}
+    grouped = Plan("groups", COMPILED[1] if compiled else _GROUPED)
+    ways = (found, replace(found, tiled=True)) if level == "attention" and best.rank >= _EQUAL else ()
+    fits = (x for x in ways if _fits(of, x, grouped, kind, best.options, sizes, limit))
+    if (found := next(fits, found)).tiled:
+        text = "Query head h reads key head h % Hk: audited by that convention (PyTorch's is h // (Hq // Hk))."
+        said.append(("convention", text))
     if more:
         said.append(("convention", "It is causal without being asked: audited as causal attention."))
     return Settled(found, kind, more, said)
@@ -89,7 +100,7 @@ def _best(
     layout: Layout | None,
     kind: np.dtype[Any],
     options: Mapping[str, Any],
-    sizes: Adapt | None,
+    sizes: Sizes,
     limit: float,
 ) -> _Try:
     """The first layout in which the output is right; else that in which it is nearest to it."""
@@ -125,9 +136,9 @@ def _in_turn(of: Make, kind: np.dtype[Any]) -> Iterator[Layout | None]:
 
 
 def _rank(
-    target: Target, level: str, kind: np.dtype[Any], options: Mapping[str, Any], sizes: Adapt | None, limit: float
+    target: Target, level: str, kind: np.dtype[Any], options: Mapping[str, Any], sizes: Sizes, limit: float
 ) -> tuple[int, Call]:
-    adapt = both(target.adapt, sizes)
+    adapt = both(target.adapt, sizes(target.layout))
     dims = _PROBE[level] if adapt is None else adapt(_PROBE[level])
     if dims is None:
         return 0, Call(error="it takes no such sizes")
@@ -143,6 +154,24 @@ def _rank(
     case = Case(case.name, case.dims, {**case.arrays, "k": np.zeros_like(case.arrays["k"])}, case.options)
     equal = run(target.prepare, case, level, target.tangents, limit)
     return (_EQUAL if _is_right(equal, case) else _RAN), call
+
+
+def _fits(
+    of: Make, layout: Layout, plan: Plan, kind: Any, options: Mapping[str, Any], sizes: Sizes, limit: float
+) -> bool:
+    """Whether query heads read the key heads that the layout says: equal keys leave the mean of their values."""
+    target = of(layout, kind)
+    adapt = both(target.adapt, sizes(target.layout))
+    n = plan.dims if adapt is None else adapt(plan.dims)
+    if n is None or not 1 < n.hk < n.hq:
+        return not layout.tiled
+    rng = np.random.default_rng(7)
+    case = target.recast(make("attention", plan._replace(dims=n), kind, rng, options, target.plain_output))
+    call = run(target.prepare, case, "attention", target.tangents, limit)
+    if "out" in call.results:
+        case = replace(case, arrays={**case.arrays, "k": np.zeros_like(case.arrays["k"])})
+        call = run(target.prepare, case, "attention", target.tangents, limit)
+    return _is_right(call, case) if call.results else not layout.tiled
 
 
 def _is_right(call: Call, case: Case) -> bool:

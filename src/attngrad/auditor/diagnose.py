@@ -65,6 +65,8 @@ class Search:
         self.derived = [n for n in later if n not in self.names and self._wrong(n)]
         self.named = [(m, v) for m in catalogue() if self._applies(m, level) for v in m.variants]
         self.pairs = True
+        self.unexplained: list[str] = []
+        """What no state has explained so far."""
         self.predictions = Predictions(budget, style)
         self._verdicts: dict[tuple[Any, ...], bool] = {}
 
@@ -96,6 +98,7 @@ class Search:
         states: list[State] = [()]
         explained: list[str] = []
         unexplained: list[str] = []
+        self.unexplained = unexplained
         for name in self.names:
             kept = self._explain(states, [*explained, name])
             if kept:
@@ -153,7 +156,9 @@ class Search:
         return sum(c > 0.3 for c in closed) >= 2 or (bool(closed) and "overflow" in state[-1][0].id)
 
     def _additions(self, state: State, names: Sequence[str], by: int, wild: bool) -> list[State]:
-        useful = [n for n in self.named if n[1].wild == wild and self._changes(state, n, names[-1])]
+        # What is fitted to a result fits anything: only where all before it is explained.
+        named = [n for n in self.named if n[1].wild == wild and not (n[1].fit and self.unexplained)]
+        useful = [n for n in named if self._changes(state, n, names[-1])]
         if by == 1:
             return [(n,) for n in useful]
         # Of two, each must by itself leave the results before as they are: they are explained already.

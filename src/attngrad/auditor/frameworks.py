@@ -116,12 +116,12 @@ def audit_differentiable(
                 probe((mode,))(fn, given, options)
             except Exception as error:
                 if not name and isinstance(error, NotImplementedError):  # as FlexAttention's on the CPU
-                    missing.setdefault(BACKWARD, f"{type(error).__name__}: {error}".splitlines()[0])
+                    missing.setdefault(BACKWARD, _not_offered(BACKWARD, error))
                     return (_forward,)
                 if not name:
                     raise
                 lacking.add(name)
-                missing.setdefault(name, f"{type(error).__name__}: {error}".splitlines()[0])
+                missing.setdefault(name, _not_offered(name, error))
                 continue
             kept.append(mode)
         return tuple(kept)
@@ -144,12 +144,15 @@ def audit_differentiable(
     candidate.__wrapped__ = fn  # type: ignore[attr-defined]
     keywords.setdefault("name", getattr(fn, "__qualname__", type(fn).__name__))
     report = audit(candidate, level="attention", framework="numpy", **keywords)
-    notes = tuple(Finding("unsupported", _not_offered(name, why), False, name) for name, why in missing.items())
+    notes = tuple(Finding("unsupported", told, False, name) for name, told in missing.items())
     return replace(report, findings=report.findings + notes)
 
 
-def _not_offered(name: str, why: str) -> str:
-    silent = "" if name == OPTION_GRADIENTS else "; it raises, so nothing is silently wrong"
+def _not_offered(name: str, error: Exception) -> str:
+    """What is said of a mode that raised; a note on the error says where it would not have."""
+    where = "".join(f" {note}" for note in getattr(error, "__notes__", ()))
+    silent = "" if name == OPTION_GRADIENTS else f"; it raises, so nothing is silently wrong{where}"
+    why = f"{type(error).__name__}: {error}".splitlines()[0]
     return f"It does not offer {name}, which was not audited{silent}: {why}"
 
 

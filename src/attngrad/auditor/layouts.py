@@ -34,6 +34,8 @@ class Layout:
     merged: bool = False
     stack: int | None = None
     """The axis along which q, k and v are stacked, where they come in one array."""
+    tiled: bool = False
+    """Whether query head h reads key head h % Hk, as ``np.tile`` has it, in place of h // (Hq // Hk)."""
 
     @property
     def words(self) -> str:
@@ -68,6 +70,17 @@ class Layout:
             return x.reshape([n for a, n in zip(own, x.shape, strict=True) if a in self._kept(own)])
         return x
 
+    def by_group(self, name: str, x: Any, n: Dims, back: bool = False) -> Any:
+        """An array with query heads in the order in which a tiled candidate finds their key head; ``back`` in ours."""
+        name = name.removesuffix("_dot").removesuffix("_mixed")
+        axis = -3 if name in (*_TOKENS, *_PLANES, "dbias") else -2 if name in _ROWS else -1
+        if not self.tiled or n.hq == n.hk or name in _KEYS or not isinstance(x, np.ndarray):
+            return x
+        if x.ndim < -axis or x.shape[axis] != n.hq or (axis == -1 and name not in ("sinks", "dsinks")):
+            return x
+        order = np.arange(n.hq).reshape(n.hk, -1).T.reshape(-1)
+        return np.take(x, np.argsort(order) if back else order, axis)
+
     def _tokens(self, x: NDArray) -> NDArray:
         order = ["bhtd".index(a) for a in ("bthd" if self.merged else self.axes)]
         order = [i for i in range(4) if i not in order] + order
@@ -85,7 +98,7 @@ class Layout:
         base, n = name.removesuffix("_dot").removesuffix("_mixed"), case.dims
         if base in ("dbias", "dsinks"):
             given = case.options.get(base[1:])
-            return x.reshape(given.shape) if isinstance(given, np.ndarray) and given.size == x.size else x
+            return x.reshape(given.shape) if np.shape(self.give(base[1:], given)) == x.shape != () else x
         if base in _ROWS and x.ndim and x.shape[-1] == 1 and x.ndim == len(self._kept("bht")) + 1:
             x = x[..., 0]
         if self.name == "BHTD":

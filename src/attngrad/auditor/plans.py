@@ -176,4 +176,12 @@ def _plans(level: str) -> tuple[Plan, ...]:
     )
 
 
+COMPILED = (
+    Dims(2, 3, 3, 5, 5, 4, 4),
+    Dims(2, 4, 2, 5, 7, 4, 6),
+    Dims(1, 1, 1, 320, 320, 64, 64),
+    Dims(1, 1, 1, 9, 9, 128, 128),
+)
+"""The four shapes of what is compiled for each: square, every feature at once, and two where kernels branch."""
+
 PLANS = {level: _plans(level) for level in INPUTS}

@@ -18,6 +18,7 @@ from attngrad.auditor.cases import Case
 from attngrad.auditor.layouts import Layout
 from attngrad.auditor.plans import AXES, Dims
 from attngrad.auditor.report import symbol
+from attngrad.auditor.sizes import Adapt
 from attngrad.auditor.truth import Observation, Truth
 from attngrad.core.arrays import NDArray
 from attngrad.core.checks import fail
@@ -122,6 +123,18 @@ def case_of(inputs: Mapping[str, NDArray], layout: Layout, options: Mapping[str,
         lengths = [np.diff(inputs.get(f"cu_seqlens_{x}", [0, size])) for x, size in (("q", n.t), ("k", n.s))]
         given["segments"] = tuple(np.repeat(np.arange(len(x)), x)[None] for x in lengths)
     return Case("recorded", n, {name: np.ascontiguousarray(x) for name, x in arrays.items()}, given)
+
+
+def sizes_in(inputs: Mapping[str, NDArray], layout: Layout) -> Adapt:
+    """The lengths and widths of recorded inputs in a layout, which a candidate takes; None where it has other axes."""
+
+    def adapt(n: Dims) -> Dims | None:
+        if any(inputs[name].ndim != len(layout.axes) for name in ("q", "k", "v")):
+            return None
+        q, k, v = (dict(zip(layout.axes, inputs[name].shape, strict=True)) for name in ("q", "k", "v"))
+        return replace(n, t=q["t"], s=k["t"], d=q["d"], e=v["d"])
+
+    return adapt
 
 
 def part(case: Case, at: Ranges) -> Case:

@@ -67,14 +67,14 @@ def repeat(session: Session, effort: str) -> Repeated | None:
     failing = [o for o in seen if not all(j.right for j in o.judgements.values())]
     found = None
     for o in (*seen[:1], *(o for o in failing[:1] if o is not seen[0])):
-        made = calls_of(session, o, effort)
+        made = repeated(session, o, effort)
         if found is None or made.differing:
             found = made
     return found
 
 
-def calls_of(session: Session, o: Observation, effort: str) -> Repeated:
-    """Call one case many times."""
+def repeated(session: Session, o: Observation, effort: str) -> Repeated:
+    """Call the case of an observation many times: how many calls differ."""
     case, end = o.truth.case, time.monotonic() + _SECONDS[effort]
     results = [o.results]
     while len(results) < REPEATS[effort] and time.monotonic() < end:

@@ -190,8 +190,9 @@ class AuditReport:
         if self.ok:
             names = ", ".join(symbol(s.name) for s in self.stages)
             agree = "agrees" if len(self.stages) == 1 else "agree"
+            where = f"all {cases} cases" if cases != 1 else "the one case"
             own = "".join(f" {f.text}" for f in self.findings if f.kind == "convention")
-            return f"RIGHT: {names} {agree} with the truth in all {cases} cases, within rounding.{own}"
+            return f"RIGHT: {names} {agree} with the truth in {where}, within rounding.{own}"
         if self.status == "not audited":
             fault = next((f.text for f in self.findings if f.fault), "nothing came back")
             return f"NOT AUDITED: {fault}"
@@ -219,7 +220,7 @@ class AuditReport:
     def facts(self, *, effort: bool = False) -> list[str]:
         """What was audited, and how."""
         s = self.settings
-        facts = [self.candidate, str(s.get("level")), str(s.get("dtype")), f"{s.get('cases', 0)} cases"]
+        facts = [self.candidate, str(s.get("level")), str(s.get("dtype")), f"{(n := s.get('cases', 0))} case{'' if n == 1 else 's'}"]
         facts += [f"effort {s.get('effort')}"] if effort else []
         return facts + ([f"options {s['options']}"] if s.get("options") else [])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from attngrad.auditor.findings import Again, report
 from attngrad.auditor.layouts import layout_of
 from attngrad.auditor.objects import is_layer_object
 from attngrad.auditor.pairs import as_function, is_pair
-from attngrad.auditor.plans import FEATURES, Dims
+from attngrad.auditor.plans import COMPILED, FEATURES, Dims
 from attngrad.auditor.repeat import repeat, uninitialised
 from attngrad.auditor.report import AuditReport, Finding
 from attngrad.auditor.session import Session
@@ -96,8 +97,7 @@ def audit(
     chosen, wanted, kind = _check(candidate, level, options, supports, dtype, effort, seed, time_limit)
     held = recorded.checked(inputs)
     if held is not None:
-        dtype, sizes = dtype or held["q"].dtype, sizes or {"features": held["q"].shape[-1]}
-        kind = np.dtype(dtype)
+        kind = np.dtype(dtype := dtype or held["q"].dtype)
     place, adapt = layout_of(layout), sizes_of(sizes)
     handled = adapters.differentiable(
         candidate, framework, device, level=level, options=options, supports=supports, layout=layout, sizes=sizes,
@@ -113,7 +113,8 @@ def audit(
         asked = getattr(candidate, "probe", candidate)
         place, kind, more, said = settle(
             lambda layout, kind: target_of(asked, level, wanted, layout, kind, convert),
-            level, place, kind, chosen, adapt, time_limit,
+            level, place, kind, chosen, (lambda x: adapt) if held is None else partial(recorded.sizes_in, held),
+            time_limit, compiled,
         )  # fmt: skip
         target = target_of(candidate, level, wanted, place, kind, convert)
         chosen |= more
@@ -163,19 +164,13 @@ def audit(
     return found
 
 
-_SQUARE, _ALL, _LONG, _WIDE = (
-    Dims(2, 2, 2, 6, 6, 4, 4), Dims(2, 4, 2, 5, 7, 4, 6), Dims(1, 1, 1, 320, 320, 64, 64), Dims(1, 1, 1, 9, 9, 128, 128)
-)  # fmt: skip
-"""The four shapes of what is compiled: square, every feature at once, where kernels branch."""
-
-
 def _shapes(target: Target, effort: str, compiled: bool) -> Callable[[Dims], Dims | None] | None:
     """The sizes that a case has for this candidate: those of the plan, or the nearest of a few that are compiled."""
     if not compiled or effort == "full":
         return target.adapt
 
     def nearest(n: Dims) -> Dims | None:
-        few = _ALL if n.features else _LONG if n.t > 256 else _WIDE if n.d >= 128 else _SQUARE
+        few = COMPILED[1 if n.features else 2 if n.t > 256 else 3 if n.d >= 128 else 0]
         return target.adapt(few) if target.adapt is not None else few
 
     return nearest
@@ -203,7 +198,7 @@ def _with_options(
     if options is None and not session.wrong:
         found = try_options(session, names, effort, compiled)
         tried, untried = tried + found.tried, untried + found.untried
-        again = replace(again, repeated=found.repeated or again.repeated)
+        again = replace(again, repeated=found.flaky or again.repeated)
     elif rest:
         untried.append(f"{', '.join(rest)} ({'options were given' if options is not None else 'it is wrong without'})")
     return replace(again, tried=(*tried, *again.tried), untried=(*untried, *again.untried))

@@ -172,12 +172,15 @@ def _attention(candidate: Any, layout: Layout, convert: Callable[[Any], Any]) ->
     others = {*spelled.values(), *(x for m, x in given.items() if m in _ASKED)}
 
     def arguments(case: Case) -> tuple[dict[str, NDArray], dict[str, Any]]:
-        own = {name: fresh(layout.give(name, x)) for name, x in case.arrays.items()}
+        def give(name: str, x: Any) -> Any:
+            return layout.give(name, layout.by_group(name, x, case.dims))
+
+        own = {name: fresh(give(name, x)) for name, x in case.arrays.items()}
         if saved := [name for name in _SAVED if name in wanted]:
             exact = Pipeline(case.given, np.longdouble)
-            own |= {x: np.array(layout.give(x, getattr(exact, x).astype(case.arrays["q"].dtype))) for x in saved}
+            own |= {x: np.array(give(x, getattr(exact, x).astype(case.arrays["q"].dtype))) for x in saved}
         options = {
-            name: option_value(name, spelled.get(name, name), layout.give(name, x)) for name, x in case.options.items()
+            name: option_value(name, spelled.get(name, name), give(name, x)) for name, x in case.options.items()
         }
         options |= {
             name: _default(name, case.dims)
@@ -223,7 +226,7 @@ def _attention(candidate: Any, layout: Layout, convert: Callable[[Any], Any]) ->
         (*found.names, *spelled),
         tangents=tangents,
         adapt=None if layout.name == "BHTD" else layout.adapt,
-        recast=packed if layout == LAYOUTS["packed"] else lambda case: case,
+        recast=packed if layout.name == "packed" and layout.stack is None else lambda case: case,
         view=view,
         layout=layout,
     )
@@ -259,7 +262,7 @@ def read_in(layout: Layout, value: Any, case: Case, tangents: bool) -> Any:
     for name, x in named.items():
         means = f"d{name}" if name in QKV[:3] else name if name in RESULTS else names.known(name, "results") or name
         array = as_array(x)
-        found[means] = x if array is None else layout.read(means, array, case)
+        found[means] = x if array is None else layout.by_group(means, layout.read(means, array, case), case.dims, True)
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from functools import partial
 from typing import Any
 
@@ -96,7 +97,7 @@ def _second(f: Any, inputs: tuple[Any, ...], dout: Any, along: tuple[Any, ...], 
     """
     import torch
 
-    one = torch.ones((), dtype=dout.dtype, requires_grad=True)
+    one = torch.ones((), dtype=dout.dtype, device=dout.device, requires_grad=True)
     moved = tuple(x.detach().requires_grad_() for x in inputs)
 
     def mapped(*x: Any) -> Any:
@@ -109,7 +110,13 @@ def _second(f: Any, inputs: tuple[Any, ...], dout: Any, along: tuple[Any, ...], 
         first = torch.autograd.grad(mapped(*moved), moved, dout, create_graph=True)
     # To every leaf, as .backward() goes: what is marked once_differentiable raises on the way to leaves of its own.
     wanted = (*moved, *(x for x in _leaves(first) if all(x is not y for y in moved)))
-    return torch.autograd.grad(first, wanted, along, materialize_grads=True)[: len(moved)]
+    try:
+        return torch.autograd.grad(first, wanted, along, materialize_grads=True, retain_graph=True)[: len(moved)]
+    except Exception as error:
+        with contextlib.suppress(Exception):
+            torch.autograd.grad(first, moved, along, materialize_grads=True)
+            error.add_note("with .backward(); torch.autograd.grad to chosen inputs goes past it, and is silently wrong")
+        raise
 
 
 def _leaves(tensors: tuple[Any, ...]) -> list[Any]:

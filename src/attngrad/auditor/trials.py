@@ -18,8 +18,8 @@ from attngrad.auditor.budget import LIMITS, Budget
 from attngrad.auditor.cases import Case, Spelling, make
 from attngrad.auditor.diagnose import Search
 from attngrad.auditor.pipeline import RESULTS
-from attngrad.auditor.plans import Dims, Plan
-from attngrad.auditor.repeat import Repeated, calls_of
+from attngrad.auditor.plans import COMPILED, Dims, Plan
+from attngrad.auditor.repeat import Repeated, repeated
 from attngrad.auditor.session import Session
 from attngrad.auditor.truth import Observation, Truth
 
@@ -95,8 +95,8 @@ class Tried:
 
     tried: list[str] = field(default_factory=list)
     untried: list[str] = field(default_factory=list)
-    repeated: Repeated | None = None
-    """Calls with one seed that differ."""
+    flaky: Repeated | None = None
+    """Calls with the same seed that differ."""
 
 
 def off_by_default(candidate: Any) -> tuple[str, ...]:
@@ -135,10 +135,9 @@ def _try_one(session: Session, name: str, found: Tried, effort: str, compiled: b
             return
         first = first or seen
     if name == "dropout" and any(not o.judgements[n].right for o in first for n in ("out", "y") if n in o.judgements):
-        again = calls_of(session, first[0], effort)
-        if again.wrong:
-            found.repeated = again
-        else:
+        again = repeated(session, first[0], effort)
+        found.flaky = again if again.differing else None
+        if found.flaky is None:
             found.untried.append("dropout (it draws a mask of its own)")
     elif not first:
         found.untried.append(f"{name} ({refused or 'nothing came back'})")
@@ -190,11 +189,12 @@ def _cases(session: Session, name: str, compiled: bool) -> list[Case]:
     target = session.target
     lacking = [case.dims.features for case, _ in session.crashes]
     made = []
-    for number, dims in enumerate(_DIMS[target.level][: 1 if compiled else None]):
+    for number, dims in enumerate(COMPILED[:1] if compiled else _DIMS[target.level]):
         n = dims if target.adapt is None else target.adapt(dims)
         if n is not None and not any(known and known <= n.features for known in lacking):
             rng = np.random.default_rng((11, number))
-            plan = Plan(f"with {name}, {n.t} queries, {n.s} keys", n)
+            what = "dropout and a seed" if name == "dropout" else name
+            plan = Plan(f"with {what}, {n.t} queries, {n.s} keys", n)
             made.append(target.recast(make(target.level, plan, session.dtype, rng, {}, target.plain_output)))
     return made
 
