@@ -1,7 +1,9 @@
 """Every mistake, planted in a correct implementation, is found and named; pairs too."""
 
 import random
+import re
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -131,6 +133,12 @@ def test_the_sign_of_the_gradient_of_sinks_is_named(dtype):
     report = audit(planted.sinks(-1), options={"sinks": True}, dtype=dtype, effort="quick")
     assert report.mistakes == ("sinks-gradient-sign",), report
     assert audit(planted.sinks(1), options={"sinks": True}, dtype=dtype).ok
+
+
+@pytest.mark.parametrize("page", ["README.md", "CHANGELOG.md", "docs/index.md"])
+def test_pages_say_how_many_mistakes_there_are(page):
+    text = (Path(__file__).parents[2] / page).read_text()
+    assert re.findall(r"catalogue of \[?(\d+)", text) == [str(len(catalogue()))]
 
 
 def test_every_entry_explains_itself():

@@ -1,7 +1,7 @@
 """Small companions of large cases that fail.
 
-A kernel that branches on a size fails in large cases alone, where the search for the mistake would take a thousand times
-as long. Cut along the axes that do not matter, such a case is small, and fails all the same.
+A kernel that branches on a size fails in large cases alone, where the search for the mistake would take a thousand
+times as long. Cut along the axes that do not matter, such a case is small, and fails all the same.
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from attngrad.auditor.cases import Case
-from attngrad.auditor.pipeline import RESULTS
 from attngrad.auditor.plans import AXES
 from attngrad.auditor.session import Session
 from attngrad.auditor.truth import Observation, Truth
@@ -42,7 +41,7 @@ def _is_grouped(case: Case) -> bool:
 
 
 def _order(case: Case) -> NDArray:
-    """The query heads that read the first key head, then those that read the second, and so on, where h reads h % Hk."""
+    """The query heads that read the first key head, then those that read the second, where h reads h % Hk."""
     heads = np.arange(case.dims.hq)
     return np.concatenate([heads[heads % case.dims.hk == g] for g in range(case.dims.hk)])
 
@@ -60,8 +59,9 @@ def _sorted(case: Case, x: Any, axes: tuple[str, ...]) -> Any:
 
 
 _SHAPES = {**AXES, **{f"d{name}": axes for name, axes in AXES.items() if name not in ("mask", "offset")}}
-_SHAPES |= {name: ("b", "hq", "t", "s") for name in RESULTS if name.removeprefix("d").startswith(("z", "scores", "weights"))}
-_SHAPES |= {name: ("b", "hq", "t") for name in ("lse", "delta")} | {"out": AXES["dout"]}
+_SHAPES |= dict.fromkeys(("z", "scores", "weights", "dz", "dscores", "dweights"), AXES["mask"])
+_SHAPES |= dict.fromkeys(("lse", "delta"), ("b", "hq", "t")) | {"out": AXES["dout"]}
+"""The axes of inputs, options and results."""
 
 
 def _axes(name: str) -> tuple[str, ...]:

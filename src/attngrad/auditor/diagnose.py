@@ -23,7 +23,7 @@ from attngrad.auditor.truth import Observation
 from attngrad.core.arrays import NDArray
 
 _STYLES: tuple[Mapping[str, Override], ...] = ({}, {"delta": delta_from_weights})
-"""Right ways to compute that a mistake may be made in, where they no longer agree: delta from out, or from the weights."""
+"""Right ways to compute, which a mistake may set apart: delta from out, or from the weights."""
 _WIDTH = 24
 """How many explanations are followed side by side."""
 
@@ -52,7 +52,11 @@ class Search:
     """The search over one candidate's observations."""
 
     def __init__(
-        self, observations: Sequence[Observation], level: str, budget: Budget, style: Mapping[str, Override] = _STYLES[0]
+        self,
+        observations: Sequence[Observation],
+        level: str,
+        budget: Budget,
+        style: Mapping[str, Override] = _STYLES[0],
     ) -> None:
         self.observations = sorted(observations, key=lambda o: o.size)
         self.budget = budget

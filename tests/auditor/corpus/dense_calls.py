@@ -13,11 +13,12 @@ import torch
 from .candidates import load
 
 # What a case is made of. large: factor on q; mask: seen (True = attend), hidden or additive; keyword: its argument;
-# implicit: causal without an argument; scale: given; offset: of the causal mask; tiled: query head h has key head h % Hk; order, tangent: 1 or 2, up to which derivative.
+# implicit: causal without an argument; scale: given; offset: of the causal mask; tiled: query head h has key head
+# h % Hk; order, tangent: 1 or 2, up to which derivative.
 ORDINARY = {
     "B": 2, "Hq": 2, "Hk": 2, "T": 6, "S": 9, "D": 4, "E": 5, "causal": False, "mask": None, "keyword": None,
-    "implicit": False, "scale": None, "offset": None, "tiled": False, "large": 1.0, "dtype": "float64", "order": 1, "tangent": 0, "seed": None,
-    "calls": 1,
+    "implicit": False, "scale": None, "offset": None, "tiled": False, "large": 1.0, "dtype": "float64", "order": 1,
+    "tangent": 0, "seed": None, "calls": 1,
 }  # fmt: skip
 
 

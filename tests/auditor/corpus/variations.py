@@ -217,7 +217,10 @@ def step_backward(dy, cache):
     do = dy.reshape(B, T, H, D).transpose(0, 2, 1, 3)
     dp = do @ v.transpose(0, 1, 3, 2)
     ds = p * (dp - (p * dp).sum(-1, keepdims=True)) / np.sqrt(D)
-    flat = [g.transpose(0, 2, 1, 3).reshape(B * T, H * D) for g in (ds @ k, ds.transpose(0, 1, 3, 2) @ q, p.transpose(0, 1, 3, 2) @ do)]
+    flat = [
+        g.transpose(0, 2, 1, 3).reshape(B * T, H * D)
+        for g in (ds @ k, ds.transpose(0, 1, 3, 2) @ q, p.transpose(0, 1, 3, 2) @ do)
+    ]
     dx = sum(g @ W.T for g, W in zip(flat, (Wq, Wk, Wv))).reshape(x.shape)
     dWq, dWk, dWv = (x.T.reshape(x.shape[2], -1) @ g for g in flat)
     return dx, dWq, dWk, dWv
