@@ -7,8 +7,9 @@ explains it is extended for the results after it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import permutations
 from typing import Any
 
@@ -187,13 +188,38 @@ def _same(a: NDArray | None, b: NDArray | None) -> bool:
 
 
 def explain(observations: Sequence[Observation], level: str, budget: Budget) -> tuple[Diagnosis, str | None]:
-    """The diagnosis of what was observed, and the coarser dtype where it is rounding."""
-    search = Search(observations, level, budget)
+    """The diagnosis of what was observed, and the coarser dtype where it is rounding.
+
+    The search looks at small cases, a thousand of which cost as much as one at the sizes of blocks. What it finds must
+    hold in those too.
+    """
+    small = [o for o in observations if not o.truth.case.dims.large]
+    told = [o for o in small if not all(j.right for j in o.judgements.values())]
+    search = Search(small if told else observations, level, budget)
     diagnosis = search.run(pairs=False)
-    if not diagnosis.unexplained:
-        return diagnosis, None
-    coarse = low_precision(observations)
-    if coarse is not None:
-        return Diagnosis((), (), diagnosis.cut), coarse
-    further = search.run(pairs=True)
-    return (further if len(further.unexplained) <= len(diagnosis.unexplained) else diagnosis), None
+    if diagnosis.unexplained:
+        coarse = low_precision(observations)
+        if coarse is not None:
+            return Diagnosis((), (), diagnosis.cut), coarse
+        further = search.run(pairs=True)
+        diagnosis = further if len(further.unexplained) <= len(diagnosis.unexplained) else diagnosis
+    return (diagnosis if not told else _holding(diagnosis, search, observations)), None
+
+
+def _holding(diagnosis: Diagnosis, search: Search, observations: Sequence[Observation]) -> Diagnosis:
+    """The diagnosis of small cases, as far as it holds in the large ones: what it does not is not explained."""
+    large = [o for o in observations if o.truth.case.dims.large]
+    open_names = {*diagnosis.unexplained, *diagnosis.derived, *search.derived}
+    failing: dict[str, set[int]] = {}
+    predictions = Predictions(Budget(math.inf, math.inf))  # a few, whatever was spent on the search
+    states: Sequence[State] = diagnosis.explanations or ((),)
+    for o in large:
+        for place, state in enumerate(states):
+            for name in o.results:
+                if name not in open_names and not predictions.reproduces(state, o, name):
+                    failing.setdefault(name, set()).add(place)
+    whole = [state for place, state in enumerate(states) if not any(place in x for x in failing.values())]
+    if whole:
+        return replace(diagnosis, explanations=tuple(state for state in whole if state))
+    left = {*diagnosis.unexplained, *failing}
+    return replace(diagnosis, unexplained=tuple(n for n in RESULTS if n in left))

@@ -168,7 +168,7 @@ def packed(case: Case) -> Case:
     n = case.dims
     parts = min(3, n.t, n.s)
     ids = tuple(partition(size, parts)[None] for size in (n.t, n.s))
-    return replace(case, options={**case.options, "segments": ids})
+    return replace(case, options={**case.options, "segments": ids}, by_sequence=True)
 
 
 def seqlens(ids: NDArray, parts: int) -> tuple[NDArray, int]:
