@@ -107,9 +107,7 @@ def attention(*bugs, names=None):
         if "low precision" in bugs:
             low = np.float32 if dtype == np.float64 else np.float16
             q, k, v, dout = (x.astype(low) for x in (q, k, v, dout))
-        many = (
-            (lambda x: np.tile(x, (1, group, 1, 1))) if "tiled heads" in bugs else (lambda x: np.repeat(x, group, 1))
-        )
+        many = (lambda x: np.tile(x, (1, group, 1, 1))) if "tiled heads" in bugs else (lambda x: np.repeat(x, group, 1))
         kk, vv = many(k), many(v)
         s_z, s_q, s_k = (q.dtype.type(x) for x in _scales(q, o, bugs))
         z = s_z * (q @ _t(kk))
