@@ -11,7 +11,7 @@ import attngrad.jax
 from attngrad.auditor import audit
 from attngrad.auditor.budget import LIMITS
 from attngrad.auditor.cases import cases
-from planted import right
+from planted import attention, right
 from tiers import first, only
 
 RULES = {
@@ -48,6 +48,16 @@ def test_a_fault_of_one_branch_is_seen(rule, effort):
 @pytest.mark.parametrize("rule", first(1, TOLD))
 def test_where_it_is_wrong_is_told_by_the_sizes(rule):
     assert f"Wrong only with {TOLD[rule]}." in audit(wrong_where(RULES[rule])).stages[1].pattern
+
+
+def test_what_explains_the_small_cases_must_hold_in_the_large_ones():
+    def candidate(q, k, v, dout):
+        found = attention("mean")(q, k, v, dout)
+        return found | {"dv": found["dv"] * (1.5 if q.shape[2] > 256 else 1.0)}
+
+    report = audit(candidate, effort="quick")
+    assert report.mistakes == ("mean-for-row-sum",), report
+    assert "and dV for another reason, which no known mistake explains" in report.verdict
 
 
 def test_a_large_smallest_case_is_drawn_and_runs():
