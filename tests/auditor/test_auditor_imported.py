@@ -162,3 +162,4 @@ def test_a_jax_function_in_float32_sees_float32_and_x64_off():
     report = attngrad.jax.audit(function, dtype="float32", effort="quick")
     assert report.ok, report
     assert seen == {("float32", False)}
+    assert any("programs of JAX, compiled in" in text for text in report.tried)
