@@ -1,4 +1,4 @@
-# ruff: noqa: E731
+# ruff: noqa: E731, NPY002
 """Candidates in their own layout, at their own sizes, as layers, pairs and modules, and with recorded inputs."""
 
 import numpy as np
@@ -139,7 +139,6 @@ def fwd(x, Wq, Wk, Wv, Wo, n_heads):
 
 def bwd(dy, cache):
     x, q, k, v, a, o, Wq, Wk, Wv, Wo, m = cache
-    c = x.shape[-1]
     f = lambda z: z.reshape(-1, z.shape[-1])
     do = m.split(dy @ Wo.T)
     da = do @ v.swapaxes(-1, -2)

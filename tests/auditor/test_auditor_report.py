@@ -62,14 +62,14 @@ def test_the_page_escapes_and_forbids_everything_but_its_own_style(wrong_report)
 
 def test_the_verdict_accounts_for_every_wrong_result():
     def three_faults(q, k, v, dout):
-        out, dq, dk, dv = planted.attention("scale missing dq")(q, k, v, dout)
-        dk[..., -1, :] *= 3.0
-        return out, dq, dk, dv + np.arange(dv.shape[-1])
+        found = planted.attention("scale missing dq")(q, k, v, dout)
+        found["dk"][..., -1, :] *= 3.0
+        return found | {"dv": found["dv"] + np.arange(v.shape[-1])}
 
     report = audit(three_faults, effort="quick")
-    assert report.mistakes == ("scale-missing-in-dq",), report
-    assert report.verdict.startswith("WRONG: dQ, dK and dV are wrong; the scale is missing in dQ; and dK and dV for ")
-    assert "for another reason, which no known mistake explains." in report.verdict
+    assert "scale-missing-in-dq" in report.mistakes, report
+    assert report.verdict.startswith("WRONG: dQ, dK and dV are wrong; ")
+    assert "; and dK and dV for another reason, which no known mistake explains. The error" in report.verdict
 
 
 @pytest.mark.parametrize("error", [4e-11, 4.0])

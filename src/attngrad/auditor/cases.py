@@ -110,6 +110,8 @@ class Case:
     options: Mapping[str, Any] = field(default_factory=dict)
     spelling: Spelling | None = None
     """How a candidate of another convention is given the options."""
+    by_sequence: bool = False
+    """Whether causal and window count from the corner of each sequence, as where sequences come end to end."""
 
     @property
     def spelt(self) -> Case:
@@ -123,7 +125,28 @@ class Case:
     def given(self) -> dict[str, Any]:
         """What a pipeline starts from."""
         heads = {"num_heads": self.dims.hq, "num_kv_heads": self.dims.hk} if "query" in self.arrays else {}
-        return {**self.arrays, **self.options, **heads}
+        options = _of_each_sequence(self.options) if self.by_sequence else self.options
+        return {**self.arrays, **options, **heads}
+
+
+def _of_each_sequence(options: Mapping[str, Any]) -> dict[str, Any]:
+    """causal, window and offset as a mask in which every sequence has an offset of its own."""
+    found = {name: x for name, x in options.items() if name not in ("causal", "window", "offset")}
+    if not options.get("causal") and options.get("window") is None:
+        return found
+    ids, key_ids = (x.reshape(-1) for x in options["segments"])
+    left, right = options.get("window") or (None, None)
+    places = []
+    for x in (ids, key_ids):
+        first = np.searchsorted(x, x)
+        places.append(np.arange(len(x)) - first)
+    lengths = [np.bincount(x, minlength=1 + max(ids.max(initial=0), key_ids.max(initial=0))) for x in (ids, key_ids)]
+    offset = options.get("offset")
+    corner = (lengths[1] - lengths[0])[ids] if offset is None else np.full(len(ids), offset)
+    ahead = places[1][None, :] - (places[0] + corner)[:, None]  # of the query's own position
+    right = 0 if options.get("causal") and (right is None or right > 0) else right
+    seen = (ahead <= (np.inf if right is None else right)) & (ahead >= (-np.inf if left is None else -left))
+    return {**found, "mask": seen & options.get("mask", True)}
 
 
 Caller = Callable[[Case], tuple[Callable[[], Any], dict[str, NDArray]]]

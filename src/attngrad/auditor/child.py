@@ -38,7 +38,7 @@ def load(target: str, root: str | None = None) -> Any:
     path = Path(place)
     if root is not None and not path.exists() and (Path(root) / place).exists():
         path = Path(root) / place
-    if path.suffix == ".py" or path.exists():
+    if path.suffix == ".py" or path.is_file():
         module = _from_file(path, place, root)
     else:
         try:

@@ -151,7 +151,7 @@ def _rank(
         return _RANDOM, call
     if level == "layer":
         return _RAN, call
-    case = Case(case.name, case.dims, {**case.arrays, "k": np.zeros_like(case.arrays["k"])}, case.options)
+    case = replace(case, arrays={**case.arrays, "k": np.zeros_like(case.arrays["k"])})
     equal = run(target.prepare, case, level, target.tangents, limit)
     return (_EQUAL if _is_right(equal, case) else _RAN), call
 

@@ -7,6 +7,7 @@ explains it is extended for the results after it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
@@ -203,13 +204,17 @@ def _same(a: NDArray | None, b: NDArray | None) -> bool:
 
 
 def explain(observations: Sequence[Observation], level: str, budget: Budget) -> tuple[Diagnosis, str | None]:
-    """The diagnosis of what was observed, and the coarser dtype where it is rounding."""
-    searches = [Search(observations, level, budget, style) for style in _STYLES]
+    """The diagnosis of what was observed, and the coarser dtype where it is rounding.
+
+    The search looks at small cases, a thousand of which cost as much as one at the sizes of blocks. What it finds must
+    hold in those too.
+    """
+    searches = [Search(_small(observations), level, budget, style) for style in _STYLES]
     found: list[Diagnosis] = []
     for pairs in (False, True):
         for search in searches:
             if not budget.over or not found:
-                found.append(search.run(pairs=pairs))
+                found.append(_holding(search.run(pairs=pairs), search, observations))
             if not found[-1].unexplained:
                 return found[-1], None
         if not pairs and (coarse := low_precision(observations)) is not None:
@@ -219,6 +224,12 @@ def explain(observations: Sequence[Observation], level: str, budget: Budget) -> 
     return min(reversed(found), key=lambda d: len(d.unexplained)), None
 
 
+def _small(observations: Sequence[Observation]) -> Sequence[Observation]:
+    """Those that the search looks at: the small ones, if any of them is wrong."""
+    small = [o for o in observations if not o.truth.case.dims.large]
+    return small if any(not j.right for o in small for j in o.judgements.values()) else observations
+
+
 def _at_some_sizes(observations: Sequence[Observation], level: str, budget: Budget) -> Diagnosis | None:
     """What explains a result that is wrong at some sizes only: where one rule tells these from the others."""
     wrong = [o for o in observations if not all(j.right for j in o.judgements.values())]
@@ -226,7 +237,28 @@ def _at_some_sizes(observations: Sequence[Observation], level: str, budget: Budg
     if len(wrong) < 2 or not rule:
         return None
     for style in _STYLES:
-        found = Search(wrong, level, budget, style).run(pairs=False)
+        search = Search(_small(wrong), level, budget, style)
+        found = _holding(search.run(pairs=False), search, wrong)
         if found.explanations and not found.unexplained:
             return replace(found, only=rule)
     return None
+
+
+def _holding(diagnosis: Diagnosis, search: Search, observations: Sequence[Observation]) -> Diagnosis:
+    """The diagnosis of small cases, as far as it holds in the large ones: what it does not is not explained."""
+    looked_at = {id(o) for o in search.observations}
+    large = [o for o in observations if id(o) not in looked_at]
+    open_names = {*diagnosis.unexplained, *diagnosis.derived, *search.derived}
+    failing: dict[str, set[int]] = {}
+    predictions = Predictions(Budget(math.inf, math.inf), search.predictions.style)  # a few, whatever was spent
+    states: Sequence[State] = diagnosis.explanations or ((),)
+    for o in large:
+        for place, state in enumerate(states):
+            for name in o.results:
+                if name not in open_names and not predictions.reproduces(state, o, name):
+                    failing.setdefault(name, set()).add(place)
+    whole = [state for place, state in enumerate(states) if not any(place in x for x in failing.values())]
+    if whole:
+        return replace(diagnosis, explanations=tuple(state for state in whole if state))
+    left = {*diagnosis.unexplained, *failing}
+    return replace(diagnosis, unexplained=tuple(n for n in RESULTS if n in left))

@@ -98,7 +98,9 @@ class Layout:
         base, n = name.removesuffix("_dot").removesuffix("_mixed"), case.dims
         if base in ("dbias", "dsinks"):
             given = case.options.get(base[1:])
-            return x.reshape(given.shape) if np.shape(self.give(base[1:], given)) == x.shape != () else x
+            if isinstance(given, np.ndarray) and self.give(base[1:], given).shape == x.shape:
+                return x.reshape(given.shape)
+            return x
         if base in _ROWS and x.ndim and x.shape[-1] == 1 and x.ndim == len(self._kept("bht")) + 1:
             x = x[..., 0]
         if self.name == "BHTD":
@@ -168,7 +170,7 @@ def packed(case: Case) -> Case:
     n = case.dims
     parts = min(3, n.t, n.s)
     ids = tuple(partition(size, parts)[None] for size in (n.t, n.s))
-    return replace(case, options={**case.options, "segments": ids})
+    return replace(case, options={**case.options, "segments": ids}, by_sequence=True)
 
 
 def seqlens(ids: NDArray, parts: int) -> tuple[NDArray, int]:

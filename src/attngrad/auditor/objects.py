@@ -1,9 +1,9 @@
 """Layers written as objects: ``forward`` and ``backward``, weights and their gradients as attributes.
 
 The style of tutorials and homework: ``forward(query, key, value)`` or ``forward(x)``; ``backward(dy)``, with the
-inputs, a cache or a learning rate too where it takes them; weights ``WQ WK WV`` (and perhaps ``WO``), ``q_proj.weight``,
-``params["Wq"]`` or three in one; their gradients beside them, or returned. A class is constructed for every case, by
-the names of its parameters; an object is copied for every case, at its own sizes.
+inputs, a cache or a learning rate too where it takes them; weights ``WQ WK WV`` (and perhaps ``WO``),
+``q_proj.weight``, ``params["Wq"]`` or three in one; their gradients beside them, or returned. A class is constructed
+for every case, by the names of its parameters; an object is copied for every case, at its own sizes.
 """
 
 from __future__ import annotations

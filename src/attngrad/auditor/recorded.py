@@ -122,7 +122,8 @@ def case_of(inputs: Mapping[str, NDArray], layout: Layout, options: Mapping[str,
     if layout.name == "packed":
         lengths = [np.diff(inputs.get(f"cu_seqlens_{x}", [0, size])) for x, size in (("q", n.t), ("k", n.s))]
         given["segments"] = tuple(np.repeat(np.arange(len(x)), x)[None] for x in lengths)
-    return Case("recorded", n, {name: np.ascontiguousarray(x) for name, x in arrays.items()}, given)
+    held = {name: np.ascontiguousarray(x) for name, x in arrays.items()}
+    return Case("recorded", n, held, given, by_sequence=layout.name == "packed")
 
 
 def sizes_in(inputs: Mapping[str, NDArray], layout: Layout) -> Adapt:
@@ -157,6 +158,7 @@ def part(case: Case, at: Ranges) -> Case:
         case.name, small,
         {name: cut(name, x) for name, x in case.arrays.items()},
         {name: cut(name, x) for name, x in case.options.items()},
+        by_sequence=case.by_sequence,
     )  # fmt: skip
 
 

@@ -220,7 +220,12 @@ class AuditReport:
     def facts(self, *, effort: bool = False) -> list[str]:
         """What was audited, and how."""
         s = self.settings
-        facts = [self.candidate, str(s.get("level")), str(s.get("dtype")), f"{(n := s.get('cases', 0))} case{'' if n == 1 else 's'}"]
+        facts = [
+            self.candidate,
+            str(s.get("level")),
+            str(s.get("dtype")),
+            f"{(n := s.get('cases', 0))} case{'' if n == 1 else 's'}",
+        ]
         facts += [f"effort {s.get('effort')}"] if effort else []
         return facts + ([f"options {s['options']}"] if s.get("options") else [])
 

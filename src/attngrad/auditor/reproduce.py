@@ -32,13 +32,15 @@ class Predictions:
     def __init__(self, budget: Budget, style: Mapping[str, Override] = MappingProxyType({})) -> None:
         self.budget, self.style = budget, style
         self._pipelines: dict[tuple[int, ...], Pipeline] = {}
+        self._last: dict[tuple[int, ...], Pipeline] = {}
+        """The last two of large cases: one result is asked for after the other, exact and in the dtype."""
         self._verdicts: dict[tuple[Any, ...], bool] = {}
 
     def _pipeline(self, state: State, o: Observation, dtype: Any) -> Pipeline:
         dtype = o.truth.wide if dtype is LONG else dtype
         key = (id(o), np.dtype(dtype).num, *(id(v) for _, v in state))
-        if key in self._pipelines:
-            return self._pipelines[key]
+        if (known := self._pipelines.get(key) or self._last.get(key)) is not None:
+            return known
         given = {**o.truth.case.given, "candidate_dtype": o.truth.dtype}
         for place, (_, variant) in enumerate(state):
             if variant.fit is not None:
@@ -50,6 +52,8 @@ class Predictions:
             if len(self._pipelines) > 8000:
                 self._pipelines.clear()
             self._pipelines[key] = made
+        else:
+            self._last = {**dict(list(self._last.items())[-1:]), key: made}
         return made
 
     def predict(self, state: State, o: Observation, name: str, dtype: Any = LONG) -> NDArray | None:

@@ -179,9 +179,7 @@ def _attention(candidate: Any, layout: Layout, convert: Callable[[Any], Any]) ->
         if saved := [name for name in _SAVED if name in wanted]:
             exact = Pipeline(case.given, np.longdouble)
             own |= {x: np.array(give(x, getattr(exact, x).astype(case.arrays["q"].dtype))) for x in saved}
-        options = {
-            name: option_value(name, spelled.get(name, name), give(name, x)) for name, x in case.options.items()
-        }
+        options = {name: option_value(name, spelled.get(name, name), give(name, x)) for name, x in case.options.items()}
         options |= {
             name: _default(name, case.dims)
             for name in spelled

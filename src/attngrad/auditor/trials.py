@@ -29,6 +29,8 @@ _DIMS = {
     "layer": (Dims(2, 2, 2, 5, 5, 3, 3, 6),),
 }
 """Square, and with more keys than queries, where the corner of a causal mask tells."""
+_PREDICTIONS = 15_000
+"""What is spent on the search for a mistake with one option: every entry of the catalogue once, in all results."""
 
 
 class Convention(NamedTuple):
@@ -142,8 +144,7 @@ def _try_one(session: Session, name: str, found: Tried, effort: str, compiled: b
     elif not first:
         found.untried.append(f"{name} ({refused or 'nothing came back'})")
     else:
-        limits = LIMITS[effort]
-        budget = Budget(limits.predictions / 4, limits.seconds / 4)
+        budget = Budget(_PREDICTIONS, LIMITS[effort].seconds / 4)
         diagnosis = Search([*session.observations[:4], *first], session.target.level, budget).run(pairs=False)
         if diagnosis.explanations and not diagnosis.unexplained:
             session.observations += first
