@@ -130,6 +130,10 @@ class Pipeline:
         parent = self._parent
         return parent is not None and np.shape(getattr(self, name)) != np.shape(getattr(parent, name))
 
+    def knows(self, name: str) -> bool:
+        """Whether a step has been computed."""
+        return name in self._values
+
     def has(self, name: str) -> bool:
         """Whether the input or option was given."""
         return self._inputs.get(name) is not None

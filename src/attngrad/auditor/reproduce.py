@@ -22,6 +22,8 @@ State = tuple[Named, ...]
 """A combination of mistakes."""
 _SMALL = 400
 """The number of scores up to which pipelines are kept."""
+_LOOKUP = 0.2
+"""What it counts to look up a result that was computed before, for a comparison."""
 _LARGE = 12_000.0
 """The multiplications that take about as long again as what a prediction takes at any size."""
 
@@ -58,10 +60,11 @@ class Predictions:
 
     def predict(self, state: State, o: Observation, name: str, dtype: Any = LONG) -> NDArray | None:
         """The result ``name`` as the mistakes compute it; as it should be where they have no meaning."""
-        self.budget.spend(1.0 + o.truth.case.dims.work / _LARGE)
         with _explained_by(state, o):
             try:
-                value: NDArray | None = getattr(self._pipeline(state, o, dtype), name)
+                pipeline = self._pipeline(state, o, dtype)
+                self.budget.spend(_LOOKUP if pipeline.knows(name) else 1.0 + o.truth.case.dims.work / _LARGE)
+                value: NDArray | None = getattr(pipeline, name)
             except Undefined:
                 return o.truth.value(name)
             return value
