@@ -34,9 +34,7 @@ QUICK = [(rule, "quick") for rule in RULES]
 TOLD = {"T > 256": "T >= 257 (right up to 256)", "D == 64": "D = 64"}
 
 
-@pytest.mark.parametrize(
-    ("rule", "effort"), only([*QUICK, ("D >= 128", "default")], product(RULES, ("quick", "default")))
-)
+@pytest.mark.parametrize(("rule", "effort"), only(QUICK, product(RULES, ("quick", "default"))))
 def test_a_fault_of_one_branch_is_seen(rule, effort):
     report = audit(wrong_where(RULES[rule]), effort=effort)
     assert report.status == "wrong"
@@ -92,7 +90,7 @@ def test_loops_in_python_are_not_run_where_they_would_take_long():
     report = audit(loops, effort="quick", time_limit=1.0)
     assert report.ok, report
     assert any("320 tokens (a call would take about" in text for text in report.untried)
-    assert "Not tried  320 tokens" in str(report)
+    assert "320 tokens (a call would take about" in " ".join(str(report).partition("Not tried")[2].split())
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])

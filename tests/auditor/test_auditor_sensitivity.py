@@ -170,13 +170,14 @@ def test_torch_flash_in_bfloat16_passes_with_every_seed():
     assert flash_in_bfloat16(100, "default") == "no alarm"
 
 
-@pytest.mark.parametrize("dtype", first(1, [np.float16, ml_dtypes.bfloat16]))
-def test_a_kernel_that_stores_in_16_bits_and_accumulates_in_32_passes(dtype):
+@pytest.mark.parametrize("effort", first(1, ["quick", "default"]))
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_a_kernel_that_stores_in_16_bits_and_accumulates_in_32_passes(dtype, effort):
     def candidate(q, k, v, dout):
         wide = [x.astype(np.float32) for x in (q, k, v, dout)]
         return [x.astype(q.dtype) for x in book(*wide)]
 
-    assert alarms(candidate, dtype, FEW, "default") == []
+    assert alarms(candidate, dtype, FEW, effort) == []
 
 
 # --- torch and jax, where something is wrong -------------------------------------------------------------------------

@@ -8,7 +8,6 @@ for every case, by the names of its parameters; an object is copied for every ca
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,6 +18,7 @@ import numpy as np
 from attngrad.auditor import calls, names
 from attngrad.auditor.candidate import guarded
 from attngrad.auditor.cases import Caller, Case
+from attngrad.auditor.construction import construct, positional, sizes_of
 from attngrad.auditor.layers import INPUTS, ONE_TOKEN, Convention, settle
 from attngrad.auditor.plans import Dims
 from attngrad.auditor.weights import Slot, slots, without_biases
@@ -43,97 +43,13 @@ def is_module(candidate: Any) -> bool:
     return any(k.__module__ == "torch.nn.modules.module" for k in kind.__mro__)
 
 
-def _sizes(candidate: Any) -> dict[str, str]:
-    """The sizes that a class is constructed with: what a parameter means, by its name."""
-    try:
-        found = inspect.signature(candidate).parameters.values()
-    except (TypeError, ValueError):
-        return {"d_model": "model", "num_heads": "heads"}
-    kinds = inspect.Parameter
-    meant: dict[str, str] = {}
-    unknown = []
-    for p in found:
-        means = names.weight(p.name) if p.default is kinds.empty else None
-        means = means or names.known(p.name, "sizes")
-        if p.kind in (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD):
-            if p.kind is kinds.VAR_POSITIONAL and not meant:
-                unknown += ["", ""]
-        elif means is None and p.default is kinds.empty:
-            unknown.append(p.name)
-            meant[p.name] = ""
-        elif means is not None and (p.default is kinds.empty or _is_set(means, p.default)):
-            meant[p.name] = means
-    free = iter([m for m in ("model", "heads") if m not in meant.values()])
-    for name in unknown:
-        meant[name] = next(free, "unknown")
-    return meant
-
-
-def _is_set(means: str, default: Any) -> bool:
-    """Whether a parameter with this default must be given another value."""
-    return (means not in ("length", "batch", "seed", "rng", "dtype", "off") and default is not None) or (
-        means == "off" and bool(default)
-    )
-
-
-def construct(candidate: Any, n: Dims, dtype: Any) -> Any:
-    """An object to run: a new one of a class, a copy of an object."""
-    if not inspect.isclass(candidate):
-        return copy.deepcopy(candidate)
-    return candidate(*[_value(means, n, dtype) for means in _positional(candidate)], **_keywords(candidate, n, dtype))
-
-
-def _positional(candidate: Any) -> list[str]:
-    """What is given by position: all that is required."""
-    try:
-        found = inspect.signature(candidate).parameters
-    except (TypeError, ValueError):
-        return ["model", "heads"]
-    kinds = inspect.Parameter
-    sizes = _sizes(candidate)
-    star = [m for name, m in sizes.items() if name not in found]
-    return [
-        sizes[p.name]
-        for p in found.values()
-        if p.default is kinds.empty and p.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD)
-    ] + (["model", "heads"] if star or any(p.kind is kinds.VAR_POSITIONAL for p in found.values()) else [])
-
-
-def _keywords(candidate: Any, n: Dims, dtype: Any) -> dict[str, Any]:
-    try:
-        found = inspect.signature(candidate).parameters
-    except (TypeError, ValueError):
-        return {}
-    kinds = inspect.Parameter
-    return {
-        name: _value(means, n, dtype)
-        for name, means in _sizes(candidate).items()
-        if name in found and (found[name].default is not kinds.empty or found[name].kind is kinds.KEYWORD_ONLY)
-    }
-
-
-def _value(means: str, n: Dims, dtype: Any) -> Any:
-    model = n.model or n.inner
-    values: dict[str, Any] = {"model": model, "heads": n.hq, "kv_heads": n.hk, "width": n.d, "value_width": n.d}
-    values |= {"inner": n.inner, "length": max(n.t, n.s), "batch": n.b, "off": 0, "seed": 0, "dtype": dtype}
-    if means.startswith("w_"):
-        return np.zeros(
-            (n.inner, model) if means == "w_o" else (model, 3 * n.inner if means == "w_qkv" else n.inner), dtype
-        )
-    if means == "rng":
-        return np.random.default_rng(0)
-    if means not in values:
-        raise TypeError(f"its constructor takes something that the auditor cannot give ({means})")
-    return values[means]
-
-
 class LayerObject:
     """A class or object with forward and backward: how it is made, what it holds, and how it has it."""
 
     def __init__(self, candidate: Any, dtype: Any, convert: Callable[[Any], Any] = lambda x: x) -> None:
         self.candidate, self.dtype, self.convert = candidate, dtype, convert
         self.is_class = inspect.isclass(candidate)
-        self._sizes = set(_sizes(candidate).values()) if self.is_class else set()
+        self._sizes = set(sizes_of(candidate).values()) if self.is_class else set()
         single = self.is_class and "heads" not in self._sizes
         n = Convention(single=single).adapt(ONE_TOKEN.dims)
         n = self._own_sizes(n or ONE_TOKEN.dims) or ONE_TOKEN.dims
@@ -273,7 +189,7 @@ class LayerObject:
     def code(self) -> str:
         """How it is called, as code, with ``{model}`` and ``{heads}`` to be filled in."""
         marks = {"model": "{model}", "heads": "{heads}", "kv_heads": "{kv_heads}", "width": "{width}"}
-        given = [marks.get(m, m) for m in _positional(self.candidate)] if self.is_class else []
+        given = [marks.get(m, m) for m in positional(self.candidate)] if self.is_class else []
         made = f"{self.candidate.__name__}({', '.join(given)})" if self.is_class else "candidate"
         lines = [f"layer = {made}"]
         if self.made:

@@ -10,7 +10,8 @@ import numpy as np
 
 from attngrad.auditor import calls
 from attngrad.auditor.calls import parameters_of
-from attngrad.auditor.objects import construct, is_layer_object
+from attngrad.auditor.construction import construct
+from attngrad.auditor.objects import is_layer_object
 from attngrad.auditor.plans import Dims
 
 

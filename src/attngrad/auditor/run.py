@@ -68,7 +68,8 @@ def audit(
         level: ``"attention"`` or ``"layer"``; None: by whether it has weights.
         options: what every case has: ``{"causal": True}``. Passed as keywords if the candidate takes them; one that
             takes no ``causal`` must be causal by itself, and is not audited where it is not. ``True`` for mask, bias,
-            sinks or segments makes one for each case. None: no option is ever passed.
+            sinks or segments makes one for each case. None: those that it takes by name are tried one by one; ``{}``:
+            none is passed.
         supports: ``"gqa"``, ``"cross"`` (T != S), ``"widths"`` (D != E), ``"rectangular"``: raising on these is then a
             fault, not a note.
         layout: ``"BHTD"``, ``"BTHD"``, ``"BTD"``, ``"HTD"``, ``"TD"`` or ``"packed"`` (with cu_seqlens); None: found
