@@ -91,7 +91,26 @@ def judged(number: int) -> dict[str, Any]:
     def dense(q: Any, k: Any, v: Any) -> Any:
         return scaled_dot_product_attention(q, k, v, is_causal=subject.causal)
 
+    row["auditor"] = audited(attention, subject)
     return row | {way: asked(attention, dense, way) for way in WAYS}
+
+
+def audited(attention: Any, subject: Any) -> str:
+    """What ``attngrad.torch.audit`` says of the double backward; in the interpreter kernels have few sizes."""
+    if subject.how == "interpreted":
+        return "not asked"
+    import attngrad.torch
+
+    def equal_heads(q: Any, k: Any, v: Any) -> Any:  # how groups are laid out is another question
+        if q.shape[1] != k.shape[1]:
+            raise ValueError("one key head per query head")
+        return attention(q, k, v)
+
+    report = attngrad.torch.audit(equal_heads, effort="quick", dtype="float32", name=subject.name)
+    if report.mistakes or report.status == "not audited":
+        return ", ".join(report.mistakes) or report.verdict
+    raises = any("does not offer double backward" in finding.text for finding in report.findings)
+    return "raises" if raises else report.status
 
 
 def holds(folder: Path, subject: Any) -> bool:
@@ -136,10 +155,14 @@ def main() -> None:
     if given.json:
         print("\n".join(map(json.dumps, rows)))
         return
-    print("| implementation | version | its kernel |", " | ".join(WAYS.values()), "|\n|---|---|---|---|---|---|")
+    print(
+        "| implementation | version | its kernel |",
+        " | ".join(WAYS.values()),
+        "| the auditor |\n|---|---|---|---|---|---|---|",
+    )
     for row in (row for row in rows if "linear" in row):
         told = " | ".join(text(row[way]) for way in WAYS)
-        print(f"| {row['name']} | {row['version']} | {row['how']} | {told} |")
+        print(f"| {row['name']} | {row['version']} | {row['how']} | {told} | {row['auditor']} |")
     for key, words in (("failed", "Not judged"), ("missing", "Not here")):
         for row in (row for row in rows if key in row):
             print(f"\n{words}: {row['name']}: {row[key]}")

@@ -31,7 +31,8 @@ OPTIONS = [
 @pytest.mark.parametrize("dtype", [np.longdouble, np.float32, np.float16, ml_dtypes.bfloat16])
 def test_the_pipeline_without_mistakes_is_the_reference(options, dtype):
     eps = float(ml_dtypes.finfo(dtype).eps) if dtype is not np.longdouble else float(np.finfo(np.longdouble).eps)
-    found = list(cases(options=options, effort="quick", dtype=np.float64 if dtype is np.longdouble else dtype))
+    made = cases(options=options, effort="quick", dtype=np.float64 if dtype is np.longdouble else dtype)
+    found = [case for case in made if not case.dims.large]
     assert found
     for case in found:
         p = Pipeline(case.given, dtype)

@@ -262,6 +262,7 @@ def test_a_crash_with_two_features_together_excuses_neither_alone():
     assert {s.name for s in report.stages if not s.ok} == {"dk", "dv"}
 
 
+@pytest.mark.thorough
 def test_an_error_beyond_a_tile_of_128_is_seen_by_default():
     def truncated(q, k, v, dout):
         out, dq, dk, dv = right(q, k, v, dout)

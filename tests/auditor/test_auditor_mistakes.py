@@ -1,7 +1,9 @@
 """Every mistake, planted in a correct implementation, is found and named; pairs too."""
 
 import random
+import re
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,18 +12,20 @@ import planted
 from attngrad.auditor import audit
 from attngrad.auditor.budget import LIMITS
 from attngrad.auditor.mistakes import catalogue, find
-from tiers import first
+from tiers import first, only
 
 DTYPES = first(1, ["float64", "float32"])
+RIGHT = only([("float64", "quick")], [("float64", "quick"), ("float64", "default"), ("float32", "default")])
 # With the default scale these are the same number: scale^2 = 1/D.
 SAME = {"scale-twice": {"scale-twice", "scale-by-d"}, "scale-by-d": {"scale-twice", "scale-by-d"}}
 
 
 @pytest.fixture(autouse=True)
 def unshrunk(monkeypatch):
-    """What is named is of interest here, not the smallest case."""
+    """What is named is of interest here, not the smallest case; the search of the default effort on quick's cases."""
+    search = LIMITS["default"].predictions
     for effort, limits in LIMITS.items():
-        monkeypatch.setitem(LIMITS, effort, limits._replace(calls=0))
+        monkeypatch.setitem(LIMITS, effort, limits._replace(calls=0, predictions=max(search, limits.predictions)))
 
 
 def effort_of(*bugs):
@@ -39,6 +43,13 @@ def test_a_planted_mistake_is_named(bug, dtype):
     assert set(report.mistakes) <= allowed, report
 
 
+@pytest.mark.parametrize("effort", ["default", pytest.param("full", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("bug", ["epsilon", "low precision"])
+def test_small_errors_are_named_at_every_effort(bug, effort):
+    candidate, options, named = planted.plant(bug)
+    assert audit(candidate, options=options, effort=effort).mistakes == tuple(named)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("bug", planted.LAYER_PLANTS)
 def test_a_mistake_planted_in_a_layer_is_named(bug, dtype):
@@ -48,16 +59,16 @@ def test_a_mistake_planted_in_a_layer_is_named(bug, dtype):
 
 def test_every_mistake_of_the_catalogue_is_planted_somewhere():
     planted_ids = {p[0] for p in planted.PLANTS.values()} | set(planted.LAYER_PLANTS.values())
-    planted_ids |= set(planted.TANGENT_PLANTS) | {"sinks-gradient-sign"}
+    planted_ids |= set(planted.TANGENT_PLANTS) | {"sinks-gradient-sign"} | planted.ELSEWHERE
     assert {m.id for m in catalogue()} == planted_ids
 
 
 @pytest.mark.parametrize("options", [None, *({k: v} for k, v in [
     ("causal", True), ("mask", True), ("window", (2, 1)), ("dropout", 0.3), ("softcap", 2.0), ("bias", True),
     ("scale", 0.3)])], ids=str)  # fmt: skip
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_the_implementation_without_a_plant_is_right(options, dtype):
-    report = audit(planted.attention(), options=options, dtype=dtype)
+@pytest.mark.parametrize(("dtype", "effort"), RIGHT)
+def test_the_implementation_without_a_plant_is_right(options, dtype, effort):
+    report = audit(planted.attention(), options=options, dtype=dtype, effort=effort)
     assert report.ok, report
     assert report.mistakes == ()
 
@@ -111,10 +122,10 @@ def test_a_mistake_in_forward_mode_or_second_order_is_named(bug, dtype):
     assert report.mistakes == (bug,), report
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("dtype", "effort"), RIGHT)
 @pytest.mark.parametrize("options", [None, {"softcap": 1.5}], ids=str)
-def test_the_tangents_without_a_plant_are_right(options, dtype):
-    report = audit(planted.tangents(), options=options, dtype=dtype)
+def test_the_tangents_without_a_plant_are_right(options, dtype, effort):
+    report = audit(planted.tangents(), options=options, dtype=dtype, effort=effort)
     assert report.ok, report
     assert [s.name for s in report.stages] == ["out_dot", "dq_dot", "dk_dot", "dv_dot"]
 
@@ -124,6 +135,12 @@ def test_the_sign_of_the_gradient_of_sinks_is_named(dtype):
     report = audit(planted.sinks(-1), options={"sinks": True}, dtype=dtype, effort="quick")
     assert report.mistakes == ("sinks-gradient-sign",), report
     assert audit(planted.sinks(1), options={"sinks": True}, dtype=dtype).ok
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_pages_say_how_many_mistakes_there_are(page):
+    text = (Path(__file__).parents[2] / page).read_text()
+    assert re.findall(r"catalogue of \[?(\d+)", text) == [str(len(catalogue()))]
 
 
 def test_every_entry_explains_itself():

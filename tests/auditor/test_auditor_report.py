@@ -60,6 +60,35 @@ def test_the_page_escapes_and_forbids_everything_but_its_own_style(wrong_report)
     assert "mean-for-row-sum" in page
 
 
+def test_the_verdict_accounts_for_every_wrong_result():
+    def three_faults(q, k, v, dout):
+        found = planted.attention("scale missing dq")(q, k, v, dout)
+        found["dk"][..., -1, :] *= 3.0
+        return found | {"dv": found["dv"] + np.arange(v.shape[-1])}
+
+    report = audit(three_faults, effort="quick")
+    assert "scale-missing-in-dq" in report.mistakes, report
+    assert report.verdict.startswith("WRONG: dQ, dK and dV are wrong; ")
+    assert "; and dK and dV for another reason, which no known mistake explains. The error" in report.verdict
+
+
+@pytest.mark.parametrize("error", [4e-11, 4.0])
+def test_the_verdict_says_how_large_the_error_is(error):
+    def candidate(q, k, v, dout):
+        out, dq, dk, dv = right(q, k, v, dout)
+        return out, dq + error * np.max(np.abs(dq)), dk, dv
+
+    verdict = audit(candidate, effort="quick").verdict
+    told = float(re.search(r"The error is (\S+) of the largest entry", verdict)[1])
+    assert 0.5 * error <= told <= 2.0 * error, verdict
+
+
+def test_the_smallest_case_keeps_a_width_at_which_a_missing_scale_shows():
+    names = {"candidate": planted.attention("scale missing")}
+    exec(audit(names["candidate"], effort="quick").smallest, names)  # noqa: S102
+    assert names["q"].shape[-1] == 2
+
+
 def test_an_unexplained_result_is_told_with_its_pattern():
     def candidate(q, k, v, dout):
         out, dq, dk, dv = right(q, k, v, dout)

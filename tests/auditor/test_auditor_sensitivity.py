@@ -170,13 +170,14 @@ def test_torch_flash_in_bfloat16_passes_with_every_seed():
     assert flash_in_bfloat16(100, "default") == "no alarm"
 
 
-def test_a_kernel_that_stores_in_16_bits_and_accumulates_in_32_passes():
+@pytest.mark.parametrize("effort", first(1, ["quick", "default"]))
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_a_kernel_that_stores_in_16_bits_and_accumulates_in_32_passes(dtype, effort):
     def candidate(q, k, v, dout):
         wide = [x.astype(np.float32) for x in (q, k, v, dout)]
         return [x.astype(q.dtype) for x in book(*wide)]
 
-    for dtype in (np.float16, ml_dtypes.bfloat16):
-        assert alarms(candidate, dtype, FEW, "default") == []
+    assert alarms(candidate, dtype, FEW, effort) == []
 
 
 # --- torch and jax, where something is wrong -------------------------------------------------------------------------
@@ -239,8 +240,9 @@ def test_torch_options_are_passed_only_if_taken():
         return scaled_dot_product_attention(q, k, v, is_causal=is_causal, enable_gqa=True)
 
     assert attngrad.torch.audit(causal, options={"causal": True, "offset": 0}, effort="quick").ok
-    wrong = attngrad.torch.audit(causal, options={"causal": True}, effort="quick")
-    assert wrong.mistakes == ("causal-alignment",), wrong
+    other = attngrad.torch.audit(causal, options={"causal": True}, effort="quick")
+    assert other.ok, other
+    assert "the causal mask starts at the top left corner" in other.verdict
     untold = attngrad.torch.audit(lambda q, k, v: causal(q, k, v, False), options={"causal": True}, effort="quick")
     assert "candidate must take causal; it takes (q, k, v), and its results are right for" in untold.verdict
 

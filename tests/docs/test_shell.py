@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from safetensors.numpy import save_file
 
 from attngrad import cli
 from tests.docs.test_docs import PAGES, ROOT
@@ -48,6 +49,15 @@ class SelfAttention:
         return found
 """
 
+KERNEL = """
+import torch
+
+def fn(q, k, v):
+    assert q.shape[1] % 16 == 0 and q.shape[3] in (32, 64, 128)
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    return (torch.softmax(q @ k.mT / q.shape[-1] ** 0.5, -1) @ v).transpose(1, 2)
+"""
+
 
 def commands(page: Path) -> list[list[str]]:
     """The command lines of a page's blocks, without comments and descriptions, as words."""
@@ -66,8 +76,11 @@ def folder(tmp_path, monkeypatch):
     """Where a reader stands: with a file of their own, and numbers of their own."""
     (tmp_path / "path" / "to").mkdir(parents=True)
     (tmp_path / "path" / "to" / "file.py").write_text(FILE)
-    arrays = np.random.default_rng(0).standard_normal((4, 4, 3))
-    np.savez(tmp_path / "mine.npz", **dict(zip(("q", "k", "v", "dout"), arrays, strict=True)))
+    (tmp_path / "kernel.py").write_text(KERNEL)
+    rng, names = np.random.default_rng(0), ("q", "k", "v", "dout")
+    np.savez(tmp_path / "mine.npz", **dict(zip(names, rng.standard_normal((4, 4, 3)), strict=True)))
+    step = rng.standard_normal((4, 2, 16, 1, 32)).astype(np.float32)
+    save_file(dict(zip(names, step, strict=True)), tmp_path / "step.safetensors")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("webbrowser.open", lambda address: True)
     return tmp_path

@@ -27,6 +27,8 @@ def _seen(q, k, o, bugs):
     offset = s - t if o.get("offset") is None else o["offset"]
     if "alignment" in bugs:
         offset = 0 if offset == s - t else s - t
+    if "offset sign" in bugs:
+        offset = -offset
     i, j = np.arange(t)[:, None] + offset, np.arange(s)[None, :]
     seen = np.ones((q.shape[0], q.shape[1], t, s), bool)
     if o.get("causal"):
@@ -47,16 +49,33 @@ def _softmax(s, axis=-1):
     return e / np.where(total == 0, 1, total).astype(s.dtype), total, top
 
 
+def _online(s, block):
+    """An online softmax over blocks of keys that rescales neither its sum nor its output."""
+    top, total, e = np.full((*s.shape[:-1], 1), -np.inf, s.dtype), 0, []
+    for c in range(0, s.shape[-1], block):
+        part = s[..., c : c + block]
+        top = np.maximum(top, part.max(-1, keepdims=True))
+        e.append(np.exp(part - top))
+        total = total + e[-1].sum(-1, keepdims=True)
+    return np.concatenate(e, -1) / total, total, top
+
+
 def _scales(q, o, bugs):
     d = q.shape[-1]
     right = o["scale"] if o.get("scale") is not None else 1 / np.sqrt(d)
     for bug, wrong in {
-        "scale missing": 1.0, "scale twice": right**2, "scale 1/d": 1 / d, "scale sqrt(d)": np.sqrt(d)
-    }.items():  # fmt: skip
+        "scale missing": 1.0,
+        "scale 1/sqrt(t)": 1 / np.sqrt(q.shape[-2]),
+        "scale twice": right**2,
+        "scale 1/d": 1 / d,
+        "scale sqrt(d)": np.sqrt(d),
+    }.items():
         if bug in bugs:
             return wrong, wrong, wrong
         if f"{bug} backward" in bugs:
             return right, wrong, wrong
+    if "scale ignored backward" in bugs:
+        return right, 1 / np.sqrt(d), 1 / np.sqrt(d)
     to_q = 1.0 if "scale missing dq" in bugs else right
     to_k = 1.0 if "scale missing dk" in bugs else right
     return right, to_q, to_k
@@ -79,11 +98,15 @@ def _dscores(a, da, dout, out, bugs):
         return product - a * np.sum(product, axis=-2, keepdims=True)
     if "matrix" in bugs:
         return product - a @ _t(da) @ a
+    if "jacobian" in bugs:
+        return product - np.sum(a * a, axis=-1, keepdims=True) * np.sum(da, axis=-1, keepdims=True)
     if "dA for dS" in bugs:
         return da
     if "diagonal" in bugs:
         return product * (1 - a)
-    if "chunk delta" in bugs and n > 4:
+    if "slope product" in bugs and n == a.shape[-2]:
+        return da @ (a * (1 - a))
+    if ("chunk delta" in bugs or "block softmax" in bugs) and n > 4:
         ds = np.empty_like(a)
         for start in range(0, n, 4):
             c = slice(start, start + 4)
@@ -103,9 +126,7 @@ def attention(*bugs, names=None):
         if "low precision" in bugs:
             low = np.float32 if dtype == np.float64 else np.float16
             q, k, v, dout = (x.astype(low) for x in (q, k, v, dout))
-        many = (
-            (lambda x: np.tile(x, (1, group, 1, 1))) if "tiled groups" in bugs else (lambda x: np.repeat(x, group, 1))
-        )
+        many = (lambda x: np.tile(x, (1, group, 1, 1))) if "tiled heads" in bugs else (lambda x: np.repeat(x, group, 1))
         kk, vv = many(k), many(v)
         s_z, s_q, s_k = (q.dtype.type(x) for x in _scales(q, o, bugs))
         z = s_z * (q @ _t(kk))
@@ -123,12 +144,19 @@ def attention(*bugs, names=None):
             a, total, top = _softmax(np.where(seen, raw, 0))
         elif "mean of V" in bugs:
             a, total, top = _softmax(np.where(seen, raw, q.dtype.type(-1e4)))
+        elif "block softmax" in bugs:
+            each = [_softmax(np.where(seen, raw, -np.inf)[..., c : c + 4]) for c in range(0, k.shape[-2], 4)]
+            a, (_, total, top) = np.concatenate([x[0] for x in each], -1), each[-1]
+        elif "no rescale" in bugs:
+            a, total, top = _online(raw, 4)
         elif "overflow" in bugs:
             with np.errstate(all="ignore"):
                 e = np.exp(np.where(seen, raw, -np.inf))
                 a, total, top = e / np.sum(e, -1, keepdims=True), np.sum(e, -1, keepdims=True), 0 * e[..., :1]
         else:
             a, total, top = _softmax(np.where(seen, raw, -np.inf), -2 if "softmax axis" in bugs else -1)
+        if "epsilon" in bugs:
+            a = a * total / (total + q.dtype.type(1e-5))
         with np.errstate(divide="ignore"):
             lse = (top + np.log(total))[..., 0] if "softmax axis" not in bugs else None
         if "lse base 2" in bugs:
@@ -140,6 +168,8 @@ def attention(*bugs, names=None):
             m = attngrad.dropout_mask(a.shape, dropout, seed).astype(q.dtype)
             m = m if "dropout not rescaled" in bugs else m / q.dtype.type(1 - dropout)
         out = (a * m) @ vv
+        if "no rescale" in bugs:
+            a = np.exp(raw - lse[..., None])
         if "mask ignored backward" in bugs:
             a = np.exp(raw - np.where(np.isneginf(lse), 0, lse)[..., None])
             seen = np.ones_like(seen)
@@ -186,7 +216,7 @@ def attention(*bugs, names=None):
                 dk = s_k * (_t(dz[..., c : c + 4, :]) @ q[..., c : c + 4, :])
                 dv = _t((a * m)[..., c : c + 4, :]) @ dout[..., c : c + 4, :]
         if group > 1 and "group unsummed" not in bugs:
-            if "tiled groups" in bugs:
+            if {"tiled groups", "tiled heads"} & set(bugs):
                 split = [x.reshape(x.shape[0], group, -1, *x.shape[2:]) for x in (dk, dv)]
                 dk, dv = (x.sum(axis=1) for x in split)
             else:
@@ -242,8 +272,10 @@ PLANTS = {
     "scale twice backward": ("scale-twice", None),
     "scale 1/d": ("scale-by-d", None),
     "scale 1/d backward": ("scale-by-d", None),
+    "scale 1/sqrt(t)": ("scale-by-length", None),
     "scale sqrt(d)": ("scale-by-sqrt-d", None),
     "scale sqrt(d) backward": ("scale-by-sqrt-d", None),
+    "scale ignored backward": ("scale-ignored", {"scale": 0.3}),
     "scale missing dq": ("scale-missing-in-dq", None),
     "scale missing dk": ("scale-missing-in-dk", None),
     "no row term": ("row-term-missing", None),
@@ -253,8 +285,10 @@ PLANTS = {
     "row sum unweighted": ("row-sum-unweighted", None),
     "columns": ("row-term-over-columns", None),
     "matrix": ("row-term-matrix-product", None),
+    "jacobian": ("jacobian-inner-product", None),
     "dA for dS": ("dweights-for-dscores", None),
     "diagonal": ("softmax-diagonal-only", None),
+    "slope product": ("softmax-derivative-matrix-product", None),
     "softmax axis": ("softmax-wrong-axis", None),
     "dv": ("dv-not-transposed", None),
     "dk": ("dk-not-transposed", None),
@@ -266,7 +300,8 @@ PLANTS = {
     "exchange dk dv": ("dk-dv-exchanged", None),
     "causal one more": ("causal-off-by-one", CAUSAL),
     "causal one less": ("causal-off-by-one", CAUSAL),
-    "alignment": ("causal-alignment", CAUSAL),
+    "alignment": ("causal-alignment", {"causal": True, "offset": 0}),
+    "offset sign": ("causal-offset-sign", CAUSAL),
     "mask ignored": ("mask-ignored", MASK),
     "mask ignored backward": ("mask-ignored-in-backward", CAUSAL),
     "mask after": ("mask-after-softmax", MASK),
@@ -287,8 +322,11 @@ PLANTS = {
     "dbias mean": ("bias-gradient-averaged", {"bias": True}),
     "dbias scaled": ("bias-gradient-scaled", {"bias": True}),
     "chunk delta": ("delta-from-chunk", None),
+    "block softmax": ("softmax-within-block", None),
+    "no rescale": ("softmax-within-block", None),
     "lse base 2": ("lse-base-2", None),
     "lse without max": ("lse-without-max", None),
+    "epsilon": ("epsilon-in-denominator", None),
     "overflow": ("softmax-overflow", None),
     "unseen tail": ("tile-tail", None),
     "tail zero": ("tile-tail", None),
@@ -342,6 +380,8 @@ def layer(*bugs, rate=0.05):
             each = _t(x) @ dx
             if "batch unsummed" in bugs:
                 return each
+            if "dw reshaped" in bugs:
+                return x.transpose(0, 2, 1).reshape(x.shape[2], -1) @ dx.reshape(-1, dx.shape[2])
             if "dw transposed" in bugs:
                 return _t(each.sum(axis=0))
             return each.mean(axis=0) if "batch mean" in bugs else each.sum(axis=0)
@@ -353,6 +393,8 @@ def layer(*bugs, rate=0.05):
             )
 
         def dx(d, w):
+            if "no w" in bugs and w.shape[0] == w.shape[1]:
+                return d
             return d @ w if "w not transposed" in bugs and w.shape[0] == w.shape[1] else d @ w.T
 
         inputs = {"dquery": dx(dq, w_q), "dkey": dx(dk, w_k), "dvalue": dx(dv, w_v)}
@@ -371,6 +413,8 @@ LAYER_PLANTS = {
     "batch mean": "batch-averaged",
     "w not transposed": "w-not-transposed",
     "dw transposed": "dw-transposed",
+    "dw reshaped": "dw-batch-reshape",
+    "no w": "dx-without-w",
     "drop dvalue": "input-gradient-dropped",
     "skip w_o": "output-projection-skipped",
     "no row term": "row-term-missing",
@@ -429,6 +473,11 @@ TANGENT_PLANTS = {
 }
 
 
+ELSEWHERE = {"detached-second-order", "detached-tangent", "constant-lse-second-order"}
+ELSEWHERE |= {"not-deterministic", "uninitialised-tail"}
+"""Planted where they are tested: they take a framework, or no formula."""
+
+
 def sinks(sign):
     """The gradient of the sinks, times a sign."""
 
@@ -444,20 +493,22 @@ def sinks(sign):
 _ALTERNATIVES = (
     [p for p in PLANTS if p.startswith("scale ")],
     ["no row term", "mean", "mean of dA", "row term without A", "row sum unweighted", "columns", "matrix", "dA for dS",
-     "diagonal", "chunk delta"],
-    ["softmax axis", "mask after", "mask zero", "mean of V", "overflow", "mask ignored"],
+     "jacobian", "diagonal", "slope product", "chunk delta", "block softmax"],
+    ["softmax axis", "mask after", "mask zero", "mean of V", "overflow", "mask ignored", "epsilon", "block softmax",
+     "no rescale"],
     ["group unsummed", "group last", "group mean", "tiled groups"],
     ["dropout no mask", "dropout other mask", "dropout not rescaled"],
     ["no cap derivative", "s tanh(s)"],
     ["dbias unreduced", "dbias by batch", "dbias mean", "dbias scaled"],
-    ["causal one more", "causal one less"],
-    ["lse base 2", "lse without max", "softmax axis", "mask ignored backward"],
+    ["causal one more", "causal one less", "no rescale"],
+    ["alignment", "offset sign"],
+    ["lse base 2", "lse without max", "softmax axis", "mask ignored backward", "block softmax", "no rescale"],
     ["dk", "dk transposed", "own operand", "overwritten dkv", "exchange dk dv"],
     ["dq transposed", "own operand", "overwritten dq", "exchange dq dk", "tail zero", "tail stale"],
     ["dv", "overwritten dkv", "exchange dk dv"],
     ["exchange dq dk", "exchange dk dv"],
     ["mask ignored", "mask ignored backward", "mask after", "mask zero", "mean of V", "causal one more",
-     "causal one less", "alignment", "window"],
+     "causal one less", "alignment", "offset sign", "window", "no rescale"],
 )  # fmt: skip
 """Plants that stand in each other's place: of these only one can be made at a time."""
 

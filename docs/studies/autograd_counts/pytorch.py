@@ -126,7 +126,7 @@ def torch_fused_products() -> tuple[list[str], str]:
     number, rest = divmod(work, BATCH * HEADS * T * S * D)
     assert rest == 0, "the calls are not whole products"
     if number != 5:
-        return ["?"] * number, "not told: MKL logged other than five products per tile"
+        return ["?"] * number, "not told: MKL logged other than five products a tile"
     # A tile: S again, dV from A, dA, then dQ and dK.
     tiles = [calls[i : i + 5] for i in range(0, len(calls), 5)]
     reused = all(dv[5] != da[5] and da[5] in dq[3:5] and da[5] in dk[3:5] for _, dv, da, dq, dk in tiles)

@@ -52,7 +52,7 @@ class Limits(NamedTuple):
 
 
 LIMITS = {
-    "quick": Limits(40_000, 12.5, 60, 2.0),
-    "default": Limits(160_000, 50.0, 200, 6.0),
+    "quick": Limits(9_000, 12.5, 60, 2.0),
+    "default": Limits(60_000, 50.0, 200, 6.0),
     "full": Limits(800_000, 110.0, 400, 20.0),
 }

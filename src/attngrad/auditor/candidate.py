@@ -15,7 +15,7 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,7 @@ class Call:
     """Names that it returned and the auditor does not know."""
 
 
-def _array(x: Any) -> NDArray | str:
+def array_of(x: Any) -> NDArray | str:
     """``x`` as a NumPy array of real numbers, whatever library it is of; or what is the matter with it."""
     try:
         if hasattr(x, "detach"):
@@ -163,7 +163,7 @@ def read(value: Any, case: Case, level: str, tangents: bool, call: Call) -> None
             unknown.append(name)
         elif x is None:
             strange.append(f"{name} is None")
-        elif isinstance(array := _array(x), str):
+        elif isinstance(array := array_of(x), str):
             strange.append(f"{name} {array}")
         else:
             call.results[name] = array
@@ -172,38 +172,47 @@ def read(value: Any, case: Case, level: str, tangents: bool, call: Call) -> None
     call.strange, call.unknown = tuple(strange), tuple(unknown)
 
 
-def run(prepare: Caller, case: Case, level: str, tangents: bool, seconds: float) -> Call:
-    """Call the candidate on one case. Whatever it does, this returns."""
-    call, outcome = Call(), Call()  # one that runs on may write to its own outcome, when nobody looks any more
+def guarded(work: Callable[[], Any], seconds: float) -> tuple[Any, BaseException | None, str | None]:
+    """What ``work`` gives, in a thread of its own; what it raised; what it printed, or None where it did not return."""
     printed = io.StringIO()
+    outcome: list[Any] = []
     failed: list[BaseException] = []
 
-    def work() -> None:
+    def run_it() -> None:
         try:
-            read(action(), case, level, tangents, outcome)
+            outcome.append(work())
         except BaseException as error:
             failed.append(error)
 
-    action, watched = prepare(case)
-    before = {name: np.array(x) for name, x in watched.items()}
-    thread = threading.Thread(target=contextvars.copy_context().run, args=(work,), daemon=True)
+    thread = threading.Thread(target=contextvars.copy_context().run, args=(run_it,), daemon=True)
     with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed), _settings_kept():
         thread.start()
         thread.join(seconds)
         if thread.is_alive():  # ask it to end: the exception reaches it at its next bytecode
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(SystemExit))
             thread.join(1.0)
-            call.timeout = True
-    call.printed = printed.getvalue()
-    if call.timeout:
+            return None, TimeoutError(), None
+    # Out of their lists: an error holds its frames, these hold the lists, and what a candidate hoarded would stay.
+    return outcome.pop() if outcome else None, failed.pop() if failed else None, printed.getvalue()
+
+
+def run(prepare: Caller, case: Case, level: str, tangents: bool, seconds: float) -> Call:
+    """Call the candidate on one case. Whatever it does, this returns."""
+    call, outcome = Call(), Call()  # one that runs on may write to its own outcome, when nobody looks any more
+    action, watched = prepare(case)
+    before = {name: np.array(x) for name, x in watched.items()}
+    _, failed, printed = guarded(lambda: read(action(), case, level, tangents, outcome), seconds)
+    if printed is None:
+        call.timeout = True
         return call
+    call.printed = printed
     call.mutated = tuple(
         name for name, x in watched.items() if not np.array_equal(_bits(before[name]), _bits(np.asarray(x)))
     )
-    if failed:
-        call.crash, call.error = their_frames(failed[0]), error_text(failed[0])
-        call.exited = isinstance(failed[0], SystemExit)
-        if partial := getattr(failed[0], "attngrad_partial", None):
+    if failed is not None:
+        call.crash, call.error = their_frames(failed), error_text(failed)
+        call.exited = isinstance(failed, SystemExit)
+        if partial := getattr(failed, "attngrad_partial", None):
             read(partial, case, level, tangents, call)
         return call
     call.results, call.strange, call.unknown = outcome.results, outcome.strange, outcome.unknown

@@ -96,6 +96,7 @@ def made(options: Mapping[str, Any], rng: Rng, n: Dims, dtype: Any) -> dict[str,
     return found
 
 
+Spelling = Callable[[Mapping[str, Any]], dict[str, Any]]
 EFFORTS = ("quick", "default", "full")
 
 
@@ -107,6 +108,15 @@ class Case:
     dims: Dims
     arrays: Mapping[str, NDArray]
     options: Mapping[str, Any] = field(default_factory=dict)
+    spelling: Spelling | None = None
+    """How a candidate of another convention is given the options."""
+    by_sequence: bool = False
+    """Whether causal and window count from the corner of each sequence, as where sequences come end to end."""
+
+    @property
+    def spelt(self) -> Case:
+        """The case as the candidate is given it."""
+        return self if self.spelling is None else replace(self, options=self.spelling(self.options), spelling=None)
 
     def __str__(self) -> str:
         return self.name
@@ -115,7 +125,28 @@ class Case:
     def given(self) -> dict[str, Any]:
         """What a pipeline starts from."""
         heads = {"num_heads": self.dims.hq, "num_kv_heads": self.dims.hk} if "query" in self.arrays else {}
-        return {**self.arrays, **self.options, **heads}
+        options = _of_each_sequence(self.options) if self.by_sequence else self.options
+        return {**self.arrays, **options, **heads}
+
+
+def _of_each_sequence(options: Mapping[str, Any]) -> dict[str, Any]:
+    """causal, window and offset as a mask in which every sequence has an offset of its own."""
+    found = {name: x for name, x in options.items() if name not in ("causal", "window", "offset")}
+    if not options.get("causal") and options.get("window") is None:
+        return found
+    ids, key_ids = (x.reshape(-1) for x in options["segments"])
+    left, right = options.get("window") or (None, None)
+    places = []
+    for x in (ids, key_ids):
+        first = np.searchsorted(x, x)
+        places.append(np.arange(len(x)) - first)
+    lengths = [np.bincount(x, minlength=1 + max(ids.max(initial=0), key_ids.max(initial=0))) for x in (ids, key_ids)]
+    offset = options.get("offset")
+    corner = (lengths[1] - lengths[0])[ids] if offset is None else np.full(len(ids), offset)
+    ahead = places[1][None, :] - (places[0] + corner)[:, None]  # of the query's own position
+    right = 0 if options.get("causal") and (right is None or right > 0) else right
+    seen = (ahead <= (np.inf if right is None else right)) & (ahead >= (-np.inf if left is None else -left))
+    return {**found, "mask": seen & options.get("mask", True)}
 
 
 Caller = Callable[[Case], tuple[Callable[[], Any], dict[str, NDArray]]]
@@ -171,10 +202,12 @@ def cases(
     wanted = EFFORTS.index(effort)
     chosen = check_options(options)
     for repeat in range(3 if effort == "full" else 1):
+        made: set[Any] = set()
         for number, plan in enumerate(PLANS[level]):
             dims = plan.dims if only is None else only(plan.dims)
-            if plan.effort > wanted or dims is None or (plan.overflows and np.dtype(dtype).itemsize <= 2):
+            if plan.effort > wanted or dims is None or (repeat and dims.large) or (dims, plan.fill) in made:
                 continue
+            made.add((dims, plan.fill))
             rng = np.random.default_rng((seed, repeat, number))
             name = plan.name if repeat == 0 else f"{plan.name}, again ({repeat + 1})"
             yield make(level, plan._replace(dims=dims, name=name), dtype, rng, chosen, plain_output)

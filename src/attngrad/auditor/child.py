@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from attngrad.auditor.candidate import error_text, their_frames
-from attngrad.auditor.objects import is_layer_object
 from attngrad.auditor.report import CLOSED, AuditReport, Finding
 
 _LOADERS = ("<frozen importlib._bootstrap", "importlib/__init__.py")
@@ -30,31 +29,56 @@ class NotFound(Exception):  # noqa: N818
     """The target does not lead to a candidate."""
 
 
-def load(target: str) -> Any:
-    """The object that ``path/to/file.py:name`` or ``package.module:name`` leads to."""
+def load(target: str, root: str | None = None) -> Any:
+    """The object that ``path/to/file.py:name`` or ``package.module:name`` leads to; for ``forward,backward`` a pair."""
     place, colon, name = target.rpartition(":")
     if not colon or not place or not name:
         raise NotFound(f"audit: the target must be path/to/file.py:function; got {target!r}.")
+    sys.path.insert(0, str(Path(root).resolve()) if root is not None else os.getcwd())
     path = Path(place)
-    if path.suffix == ".py" or path.exists():
-        if not path.is_file():
-            raise NotFound(f"audit: there is no file {place!r}.")
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        if spec is None or spec.loader is None:
-            raise NotFound(f"audit: {place!r} is no Python file.")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[path.stem] = module
-        sys.path.insert(0, str(path.parent.resolve()))
-        spec.loader.exec_module(module)
+    if root is not None and not path.exists() and (Path(root) / place).exists():
+        path = Path(root) / place
+    if path.suffix == ".py" or path.is_file():
+        module = _from_file(path, place, root)
     else:
-        sys.path.insert(0, os.getcwd())
         try:
             module = importlib.import_module(place)
         except ModuleNotFoundError as error:
             if error.name is not None and place.startswith(error.name):
                 raise NotFound(f"audit: there is no file and no module {place!r}.") from error
             raise
-    found: Any = module
+    found = [_named(module, place, part.strip()) for part in name.split(",")]
+    if len(found) > 2:
+        raise NotFound(f"audit: the target must name a function, or a forward and a backward; got {target!r}.")
+    return found[0] if len(found) == 1 else tuple(found)
+
+
+def _from_file(path: Path, place: str, root: str | None) -> Any:
+    """The module of a file: by its name within its package, so that its relative imports work, or by itself."""
+    if not path.is_file():
+        raise NotFound(f"audit: there is no file {place!r}.")
+    path = path.resolve()
+    folder = path.parent
+    while (folder / "__init__.py").is_file():
+        folder = folder.parent
+    if root is not None and path.is_relative_to(Path(root).resolve()):
+        folder = Path(root).resolve()
+    parts = [*path.relative_to(folder).parts[:-1], path.stem]
+    sys.path.insert(0, str(folder))
+    if len(parts) > 1 and all(part.isidentifier() for part in parts):
+        return importlib.import_module(".".join(parts))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise NotFound(f"audit: {place!r} is no Python file.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    sys.path.insert(0, str(path.parent))
+    spec.loader.exec_module(module)
+    return module
+
+
+def _named(module: Any, place: str, name: str) -> Any:
+    found = module
     for part in name.split("."):
         if not hasattr(found, part):
             known = [n for n in dir(found) if not n.startswith("_") and callable(getattr(found, n))]
@@ -110,7 +134,7 @@ def main() -> None:
     printed = io.StringIO()
     try:
         with contextlib.redirect_stdout(printed):
-            candidate = load(job["target"])
+            candidate = load(job["target"], job["root"])
     except NotFound as error:
         send(failed=str(error), traceback="")
         return
@@ -151,13 +175,12 @@ def _broken(error: Exception) -> str:
 
 def _audit(candidate: Any, job: dict[str, Any], progress: Any) -> Any:
     keywords = {**job["keywords"], "progress": progress, "name": job["target"].rpartition(":")[2]}
-    if job["framework"] in ("torch", "jax"):
-        run = importlib.import_module(f"attngrad.auditor.{job['framework']}_candidate").audit
-        keywords.pop("level", None)
-    else:
-        run = importlib.import_module("attngrad.auditor.run").audit
-        if keywords.get("level") is None:
-            keywords["level"] = "layer" if is_layer_object(candidate) else "attention"
+    if keywords.get("inputs") is not None:
+        keywords["inputs"] = importlib.import_module("attngrad.auditor.recorded").read(keywords["inputs"])
+    run = importlib.import_module("attngrad.auditor.run").audit
+    framework = keywords["framework"] or importlib.import_module("attngrad.auditor.adapters").framework_of(candidate)
+    if framework != "numpy":
+        importlib.import_module(framework)
     limit_memory(job["memory"])  # anew, beyond what the framework took
     return run(candidate, **keywords)
 

@@ -10,6 +10,7 @@ import click
 from click.core import ParameterSource
 
 _DEFAULT = ParameterSource.DEFAULT
+_LAYOUTS = ("BHTD", "BTHD", "BTD", "HTD", "TD", "packed")
 _DTYPES = ("float64", "float32", "float16", "bfloat16")
 
 
@@ -35,10 +36,16 @@ def _amount(flag: str, least: float, default: float, words: str) -> Callable[[An
 @click.option("--level", type=click.Choice(["attention", "layer"]), help="What it is. [default: by the object]")
 @click.option("--option", "options", multiple=True, metavar="NAME=VALUE", help="causal=true, window=4,0, mask=true ...")
 @click.option("--supports", multiple=True, metavar="FEATURE", help="gqa, cross or widths: raising there is a fault.")
-@click.option("--dtype", type=click.Choice(_DTYPES), default="float64", show_default=True)
+@click.option("--layout", type=click.Choice(_LAYOUTS), help="The axes of its arrays. [default: found out by a call]")
+@click.option("--sizes", multiple=True, metavar="NAME=RULE", help="tokens='multiple of 16', features=32,64,128 ...")
+@click.option("--dtype", type=click.Choice(_DTYPES), help="[default: float64, or the widest that it takes]")
+@click.option("--device", metavar="NAME", help="Where the tensors of a PyTorch candidate live: cuda, cpu, mps.")
+@click.option("--inputs", type=click.Path(exists=True, dir_okay=False), metavar="FILE.safetensors",
+              help="Recorded q, k, v and dout to audit it with.")  # fmt: skip
 @click.option("--effort", type=click.Choice(["quick", "default", "full"]), default="default", show_default=True)
-@click.option("--framework", type=click.Choice(["numpy", "torch", "jax"]), default="numpy", show_default=True,
-              help="torch and jax: a differentiable fn(q, k, v), its gradients by autograd.")  # fmt: skip
+@click.option("--framework", type=click.Choice(["numpy", "torch", "jax"]),
+              help="The arrays that it takes. [default: by what it uses]")  # fmt: skip
+@click.option("--root", type=click.Path(exists=True, file_okay=False), help="Where its imports begin.")
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Seed of the values.")
 @_amount("--time-limit", 0.01, 10.0, "Seconds for one call.")
 @_amount("--memory", 0.1, 4.0, "Gigabytes it may take.")
@@ -49,7 +56,7 @@ def _amount(flag: str, least: float, default: float, words: str) -> Callable[[An
 def command(
     target: str | None,
     formula: str | None,
-    framework: str,
+    root: str | None,
     memory: float,
     html_file: str | None,
     json_file: str | None,
@@ -57,8 +64,9 @@ def command(
 ) -> None:
     """Say whether an attention gradient is right; name the mistake.
 
-    FILE.py:FUNCTION takes (q, k, v, dout), arrays of shape (batch, heads, tokens, features), and returns
-    (out, dq, dk, dv) or a mapping of results. Exit status: 0 right, 1 wrong, 2 could not be audited.
+    FILE.py:FUNCTION or package.module:FUNCTION takes (q, k, v, dout), in any layout, and returns (out, dq, dk, dv) or a
+    mapping of results; FILE.py:FORWARD,BACKWARD is a pair; a class is a layer. Exit status: 0 right, 1 wrong, 2 could
+    not be audited.
     """
     if (target is None) == (formula is None):
         raise click.UsageError("audit: give FILE.py:FUNCTION, or --formula TEXT.")
@@ -69,9 +77,10 @@ def command(
             rule = f"audit: {option} must be in a folder that exists; got {file!r}. Make the folder first."
             raise click.UsageError(rule)
     keywords["options"] = parse_options(keywords["options"]) or None
+    keywords["sizes"] = parse_sizes(keywords["sizes"]) or None
     from attngrad.auditor.process import run_in_child
 
-    report = run_in_child({"target": target, "framework": framework, "memory": memory, "keywords": keywords})
+    report = run_in_child({"target": target, "root": root, "memory": memory, "keywords": keywords})
     from rich.console import Console
 
     from attngrad.auditor.terminal import render
@@ -121,6 +130,22 @@ def parse_options(given: tuple[str, ...]) -> dict[str, Any]:
             raise click.BadParameter(f"must be NAME=VALUE; got {text!r}.", param_hint="--option")
         parts = [_value(name, part) for part in value.split(",")]
         found[name.strip()] = parts[0] if len(parts) == 1 else tuple(parts)
+    return found
+
+
+def parse_sizes(given: tuple[str, ...]) -> dict[str, Any]:
+    """``("tokens=multiple of 16", "features=32,64")`` as a dict.
+
+    >>> parse_sizes(("tokens=multiple of 16", "features=32,64"))
+    {'tokens': 'multiple of 16', 'features': [32, 64]}
+    """
+    found: dict[str, Any] = {}
+    for text in given:
+        name, equals, rule = text.partition("=")
+        if not equals:
+            raise click.BadParameter(f"must be NAME=RULE; got {text!r}.", param_hint="--sizes")
+        parts = [part.strip() for part in rule.split(",")]
+        found[name.strip()] = [int(part) for part in parts] if all(map(str.isdigit, parts)) else rule.strip()
     return found
 
 

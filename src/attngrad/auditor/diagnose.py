@@ -7,21 +7,24 @@ explains it is extended for the results after it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import permutations
 from typing import Any
 
 import numpy as np
 
 from attngrad.auditor.budget import Budget
-from attngrad.auditor.mistakes import Mistake, catalogue
-from attngrad.auditor.patterns import low_precision
-from attngrad.auditor.pipeline import RESULTS, SECOND, TANGENT, affected
+from attngrad.auditor.mistakes import Mistake, catalogue, delta_from_weights
+from attngrad.auditor.patterns import low_precision, sizes
+from attngrad.auditor.pipeline import MIXED, RESULTS, SECOND, TANGENT, Override, affected
 from attngrad.auditor.reproduce import Named, Predictions, State
 from attngrad.auditor.truth import Observation
 from attngrad.core.arrays import NDArray
 
+_STYLES: tuple[Mapping[str, Override], ...] = ({}, {"delta": delta_from_weights})
+"""Right ways to compute, which a mistake may set apart: delta from out, or from the weights."""
 _WIDTH = 24
 """How many explanations are followed side by side."""
 
@@ -34,6 +37,10 @@ class Diagnosis:
     unexplained: tuple[str, ...]
     cut: str = ""
     """What ended the search before everything was tried: "work", "time", or nothing."""
+    only: str = ""
+    """The sizes that it is limited to, in words."""
+    derived: tuple[str, ...] = ()
+    """Tangents and second order, wrong where the first order is: the derivative of something else."""
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -45,13 +52,27 @@ class Diagnosis:
 class Search:
     """The search over one candidate's observations."""
 
-    def __init__(self, observations: Sequence[Observation], level: str, budget: Budget) -> None:
+    def __init__(
+        self,
+        observations: Sequence[Observation],
+        level: str,
+        budget: Budget,
+        style: Mapping[str, Override] = _STYLES[0],
+    ) -> None:
         self.observations = sorted(observations, key=lambda o: o.size)
         self.budget = budget
-        self.names = [n for n in RESULTS if any(n in o.results for o in observations)]
+        found = [n for n in RESULTS if any(n in o.results for o in observations)]
+        later = [n for n in found if n in (*TANGENT, *SECOND)]
+        first = [n for n in found if n not in later]
+        self.names = first if later and any(map(self._wrong, first)) else found
+        if any(map(self._wrong, TANGENT)):  # reverse over forward differentiates what is wrong
+            self.names = [n for n in self.names if n not in MIXED]
+        self.derived = [n for n in later if n not in self.names and self._wrong(n)]
         self.named = [(m, v) for m in catalogue() if self._applies(m, level) for v in m.variants]
         self.pairs = True
-        self.predictions = Predictions(budget)
+        self.unexplained: list[str] = []
+        """What no state has explained so far."""
+        self.predictions = Predictions(budget, style)
         self._verdicts: dict[tuple[Any, ...], bool] = {}
 
     def _applies(self, mistake: Mistake, level: str) -> bool:
@@ -72,7 +93,8 @@ class Search:
         key = ("order", *names)
         if key not in self._verdicts:
             wrong = self._wrong(names[-1]) if names else []
-            self._verdicts[key] = wrong + [o for o in self.observations if o not in wrong]  # type: ignore[assignment]
+            order = wrong + [o for o in self.observations if o not in wrong]
+            self._verdicts[key] = sorted(order, key=lambda o: o.truth.case.dims.large)  # type: ignore[assignment]
         return self._verdicts[key]  # type: ignore[return-value]
 
     def run(self, *, pairs: bool) -> Diagnosis:
@@ -81,6 +103,7 @@ class Search:
         states: list[State] = [()]
         explained: list[str] = []
         unexplained: list[str] = []
+        self.unexplained = unexplained
         for name in self.names:
             kept = self._explain(states, [*explained, name])
             if kept:
@@ -99,7 +122,8 @@ class Search:
                 unexplained.remove(name)
         fewest = min(len(s) for s in states)
         found = tuple(s for s in states if s and len(s) == fewest)
-        return Diagnosis(found, tuple(unexplained), self.budget.cut)
+        derived = [n for n in self.derived if not any(self.consistent(s, [n]) for s in found)]
+        return Diagnosis(found, tuple(unexplained), self.budget.cut, derived=tuple(derived))
 
     def _wrong(self, name: str) -> list[Observation]:
         return [o for o in self.observations if name in o.judgements and not o.judgements[name].right]
@@ -120,8 +144,9 @@ class Search:
                 key = frozenset(id(v) for _, v in taken)
                 if self.budget.over or key in found or len({m.id for m, _ in taken}) < len(taken):
                     continue
-                order = next((s for s in self._orders(state, added) if self.consistent(s, names)), None)
-                if order is not None and self._tells(order, names[-1]):
+                orders = [s for s in self._orders(state, added) if self._tells(s, names[-1])]
+                order = next((s for s in orders if self.consistent(s, names)), None)
+                if order is not None:
                     found[key] = order
         return sorted(found.values(), key=len)[:_WIDTH]
 
@@ -129,17 +154,21 @@ class Search:
         """Whether a state that leaves values open still fixes most of them where the candidate is wrong."""
         if not any(v.wild or v.fit for _, v in state):
             return True
-        shown = [self.predictions.predict(state, o, name) for o in self._wrong(name)]
+        wrong = self._wrong(name)
+        small = [o for o in wrong if not o.truth.case.dims.large]
+        shown = [self.predictions.predict(state, o, name) for o in (small if len(small) > 1 else wrong)]
         closed = [0.0 if predicted is None else float(np.mean(~np.isnan(predicted))) for predicted in shown]
         return sum(c > 0.3 for c in closed) >= 2 or (bool(closed) and "overflow" in state[-1][0].id)
 
     def _additions(self, state: State, names: Sequence[str], by: int, wild: bool) -> list[State]:
-        useful = [n for n in self.named if n[1].wild == wild and self._changes(state, n, names[-1])]
+        # What is fitted to a result fits anything: only where all before it is explained.
+        named = [n for n in self.named if n[1].wild == wild and not (n[1].fit and self.unexplained)]
+        useful = [n for n in named if self._changes(state, n, names[-1])]
         if by == 1:
             return [(n,) for n in useful]
         # Of two, each must by itself leave the results before as they are: they are explained already.
         before = list(names[:-1])
-        useful = [n for n in useful if self.consistent((*state, n), before)]
+        useful = [n for n in useful if not self.budget.over and self.consistent((*state, n), before)]
         return [(a, b) for i, a in enumerate(useful) for b in useful[i + 1 :] if a[0].id != b[0].id]
 
     def _changes(self, state: State, n: Named, name: str) -> bool:
@@ -151,6 +180,7 @@ class Search:
         key = ("changes", id(n[1]), name, *(id(v) for _, v in state))
         if key not in self._verdicts:
             wrong = self._wrong(name)
+            wrong = [o for o in wrong if not o.truth.case.dims.large] or wrong[:1]  # a large one costs a thousand small
             kinds = {o.truth.case.dims.features: o for o in reversed(wrong)}  # a small one of each
             long = [o for o in wrong if o.truth.case.dims.t > 32][:1]
             self._verdicts[key] = not self.budget.over and any(
@@ -174,12 +204,61 @@ def _same(a: NDArray | None, b: NDArray | None) -> bool:
 
 
 def explain(observations: Sequence[Observation], level: str, budget: Budget) -> tuple[Diagnosis, str | None]:
-    """The diagnosis of what was observed, and the coarser dtype where it is rounding."""
-    search = Search(observations, level, budget)
-    diagnosis = search.run(pairs=False)
-    if not diagnosis.unexplained:
-        return diagnosis, None
-    coarse = low_precision(observations)
-    if coarse is not None:
-        return Diagnosis((), (), diagnosis.cut), coarse
-    return search.run(pairs=True), None
+    """The diagnosis of what was observed, and the coarser dtype where it is rounding.
+
+    The search looks at small cases, a thousand of which cost as much as one at the sizes of blocks. What it finds must
+    hold in those too.
+    """
+    searches = [Search(_small(observations), level, budget, style) for style in _STYLES]
+    found: list[Diagnosis] = []
+    for pairs in (False, True):
+        for search in searches:
+            if not budget.over or not found:
+                found.append(_holding(search.run(pairs=pairs), search, observations))
+            if not found[-1].unexplained:
+                return found[-1], None
+        if not pairs and (coarse := low_precision(observations)) is not None:
+            return Diagnosis((), (), budget.cut), coarse
+        if not pairs and (limited := _at_some_sizes(observations, level, budget)) is not None:
+            return limited, None
+    return min(reversed(found), key=lambda d: len(d.unexplained)), None
+
+
+def _small(observations: Sequence[Observation]) -> Sequence[Observation]:
+    """Those that the search looks at: the small ones, if any of them is wrong."""
+    small = [o for o in observations if not o.truth.case.dims.large]
+    return small if any(not j.right for o in small for j in o.judgements.values()) else observations
+
+
+def _at_some_sizes(observations: Sequence[Observation], level: str, budget: Budget) -> Diagnosis | None:
+    """What explains a result that is wrong at some sizes only: where one rule tells these from the others."""
+    wrong = [o for o in observations if not all(j.right for j in o.judgements.values())]
+    rule = sizes(observations, wrong)
+    if len(wrong) < 2 or not rule:
+        return None
+    for style in _STYLES:
+        search = Search(_small(wrong), level, budget, style)
+        found = _holding(search.run(pairs=False), search, wrong)
+        if found.explanations and not found.unexplained:
+            return replace(found, only=rule)
+    return None
+
+
+def _holding(diagnosis: Diagnosis, search: Search, observations: Sequence[Observation]) -> Diagnosis:
+    """The diagnosis of small cases, as far as it holds in the large ones: what it does not is not explained."""
+    looked_at = {id(o) for o in search.observations}
+    large = [o for o in observations if id(o) not in looked_at]
+    open_names = {*diagnosis.unexplained, *diagnosis.derived, *search.derived}
+    failing: dict[str, set[int]] = {}
+    predictions = Predictions(Budget(math.inf, math.inf), search.predictions.style)  # a few, whatever was spent
+    states: Sequence[State] = diagnosis.explanations or ((),)
+    for o in large:
+        for place, state in enumerate(states):
+            for name in o.results:
+                if name not in open_names and not predictions.reproduces(state, o, name):
+                    failing.setdefault(name, set()).add(place)
+    whole = [state for place, state in enumerate(states) if not any(place in x for x in failing.values())]
+    if whole:
+        return replace(diagnosis, explanations=tuple(state for state in whole if state))
+    left = {*diagnosis.unexplained, *failing}
+    return replace(diagnosis, unexplained=tuple(n for n in RESULTS if n in left))

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from attngrad.auditor.budget import LIMITS, Budget, Limits
 from attngrad.auditor.diagnose import Diagnosis, explain
 from attngrad.auditor.mistakes import Mistake, find
-from attngrad.auditor.patterns import describe, heat_of
+from attngrad.auditor.patterns import describe, heat_of, sizes
 from attngrad.auditor.pipeline import RESULTS
-from attngrad.auditor.report import AuditReport, Explained, Finding, Stage, symbol
+from attngrad.auditor.repeat import Repeated
+from attngrad.auditor.report import NOT_DETERMINISTIC, AuditReport, Explained, Finding, Stage, joined, symbol
 from attngrad.auditor.session import Session
 from attngrad.auditor.shrink import smallest_case
 from attngrad.auditor.truth import Observation
+
+UNINITIALISED = "uninitialised-tail"
 
 
 def _stages(observations: Sequence[Observation], unexplained: Sequence[str], level: str) -> tuple[Stage, ...]:
@@ -31,6 +35,8 @@ def _stages(observations: Sequence[Observation], unexplained: Sequence[str], lev
             worst = next(o for o in bad if o.judgements[name].kind == status)
             j = worst.judgements[name]
         pattern = _pattern(bad, name, level) if name in unexplained else ""
+        if where := sizes(held, bad):
+            pattern = f"{pattern} Wrong only with {where}.".strip()
         unit = worst.truth.unit(name)
         found.append(
             Stage(
@@ -50,20 +56,25 @@ def _pattern(bad: Sequence[Observation], name: str, level: str) -> str:
     return f"In the case '{o.truth.case.name}' {describe(o, name, level == 'layer')}"
 
 
-def report(session: Session, title: str, settings: dict[str, Any], shrinking: Callable[[], None]) -> AuditReport:
+@dataclass(frozen=True)
+class Again:
+    """What calls of the same cases showed, and what was tried of them all."""
+
+    repeated: Repeated | None = None
+    stale: Mapping[str, str] = field(default_factory=dict)
+    """Results that hold memory that was never written, with where."""
+    tried: tuple[str, ...] = ()
+    untried: tuple[str, ...] = ()
+
+
+def report(
+    session: Session, title: str, settings: dict[str, Any], again: Again, shrinking: Callable[[], None]
+) -> AuditReport:
     """The report of a session, diagnosed; ``shrinking`` is called before the search for the smallest case."""
     effort = settings["effort"]
     limits = LIMITS[effort]
     findings = session.findings
-    diagnosis, coarse = Diagnosis((), ()), None
-    if session.wrong:
-        budget = Budget(limits.predictions, limits.seconds)
-        diagnosis, coarse = explain(session.observations, session.target.level, budget)
-    explanations = _merged([tuple(_told(m, v.note) for m, v in state) for state in diagnosis.explanations])
-    ids = diagnosis.ids
-    if coarse is not None:
-        explanations = [(_told(find("low-precision"), f"errors as of {coarse}"),)]
-        ids = ("low-precision",)
+    diagnosis, explanations, ids = _diagnosed(session, again, limits)
     unexplained = diagnosis.unexplained
     stages = _stages(session.observations, unexplained, session.target.level)
     wrong = [s for s in stages if not s.ok]
@@ -78,20 +89,55 @@ def report(session: Session, title: str, settings: dict[str, Any], shrinking: Ca
         if s.name in unexplained:
             text = f"{symbol(s.name)} is wrong and no known mistake explains it. {s.pattern}"
             findings.append(Finding("unexplained", text, name=s.name, case=s.case))
+    if diagnosis.derived:
+        text = f"{joined(map(symbol, diagnosis.derived))}: wrong as the derivative of what is wrong before."
+        findings.append(Finding("derived", text, fault=False, name="derived"))
+    flaky = again.repeated if again.repeated is not None and again.repeated.differing else None
+    if flaky is not None:
+        findings.append(Finding(NOT_DETERMINISTIC, f"{flaky.told}.", fault=flaky.wrong, name=NOT_DETERMINISTIC))
     smallest = ""
-    if session.wrong:
+    if wrong and not (flaky is not None and flaky.wrong):
         shrinking()
         budget = Budget(limits.calls, limits.calling)
         smallest = smallest_case(session, wrong[0].name, budget)
         findings += _cut_off(diagnosis.cut, budget.cut, effort, limits)
     kinds = {f.kind for f in findings if f.fault}
-    if kinds & {"wrong", "mutates", "strange"} and session.observations:
+    if kinds & {"wrong", "mutates", "strange", NOT_DETERMINISTIC} and session.observations:
         status = "wrong"
     else:
         status = "not audited" if kinds or not session.observations else "right"
     heat = heat_of(session.observations, wrong[0].name) if wrong else None
     told = tuple(explanations)
-    return AuditReport(title, status, ids, tuple(findings), stages, told, smallest, session.traceback, heat, settings)
+    return AuditReport(
+        title, status, ids, tuple(findings), stages, told, smallest, session.traceback, heat, settings,
+        again.tried, again.untried,
+    )  # fmt: skip
+
+
+def _diagnosed(
+    session: Session, again: Again, limits: Limits
+) -> tuple[Diagnosis, list[tuple[Explained, ...]], tuple[str, ...]]:
+    """The diagnosis, the explanations and the ids that are named."""
+    if again.repeated is not None and again.repeated.wrong:  # what comes and goes is of no formula
+        told = _told(find(NOT_DETERMINISTIC), again.repeated.told)
+        return Diagnosis((), ()), [(told,)], (NOT_DETERMINISTIC,)
+    observations = [o.without(again.stale) for o in session.telling]
+    diagnosis, coarse = Diagnosis((), ()), None
+    if any(not j.right for o in observations for j in o.judgements.values()):
+        budget = Budget(limits.predictions, limits.seconds)
+        diagnosis, coarse = explain(observations, session.target.level, budget)
+    only = f"only with {diagnosis.only}" if diagnosis.only else ""
+    explanations = _merged(
+        [tuple(_told(m, ", ".join(filter(None, (v.note, only)))) for m, v in s) for s in diagnosis.explanations]
+    )
+    ids = diagnosis.ids
+    if coarse is not None:
+        explanations = [(_told(find("low-precision"), f"errors as of {coarse}"),)]
+        ids = ("low-precision",)
+    if again.stale:
+        told = _told(find(UNINITIALISED), "; ".join(again.stale.values()))
+        explanations, ids = [(told, *state) for state in explanations or [()]], (UNINITIALISED, *ids)
+    return diagnosis, explanations, ids
 
 
 def _told(m: Mistake, note: str) -> Explained:

@@ -29,6 +29,7 @@ def page(report: AuditReport) -> str:
         "" if report.heat is None else _heat(report.heat),
         _block(_SMALLEST, report.smallest),
         _block(_RAISED, report.traceback),
+        *(f'<p class="facts">{title}: {escape(words)}</p>' for title, words in _coverage(report)),
     ]
     parts = {
         "CSP": escape(policy(style)),
@@ -56,6 +57,7 @@ def fragment(report: AuditReport) -> str:
         parts.append(notebook.table((), told))
     kinds = ("wrong", "mistake")
     parts += [notebook.Html(f"<div>{escape(f.text)}</div>") for f in report.findings if f.kind not in kinds]
+    parts += [notebook.muted(f"{title}: {words}") for title, words in _coverage(report)]
     for title, block in ((_SMALLEST, report.smallest), (_RAISED, report.traceback)):
         parts += [notebook.folded(title, notebook.code(block.rstrip()))] if block else []
     return notebook.report(None if report.status == "not audited" else report.ok, report.verdict, *parts)
@@ -116,6 +118,12 @@ def _findings(report: AuditReport) -> str:
         for f in shown
     )
     return f"<h2>Also found</h2>\n<ul>{items}</ul>"
+
+
+def _coverage(report: AuditReport) -> list[tuple[str, str]]:
+    """What was tried and what was not, by title."""
+    told = (("Tried", report.tried), ("Not tried", report.untried))
+    return [(title, "; ".join(lines) + ".") for title, lines in told if lines]
 
 
 def _block(title: str, text: str) -> str:

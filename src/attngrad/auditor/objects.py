@@ -1,14 +1,13 @@
-"""Layers written as objects: ``forward(query, key, value)``, ``backward(dO, query, key, value, learning_rate)``.
+"""Layers written as objects: ``forward`` and ``backward``, weights and their gradients as attributes.
 
-The style of many tutorials: weights ``WQ WK WV`` (and perhaps ``WO``) as attributes, their gradients ``dWQ`` and so on
-beside them, set by ``backward``, which also updates the weights and returns the three input gradients. A class is
-constructed as ``Class(d_model, num_heads)`` for every case; an object is copied for every case, at its own sizes.
+The style of tutorials and homework: ``forward(query, key, value)`` or ``forward(x)``; ``backward(dy)``, with the
+inputs, a cache or a learning rate too where it takes them; weights ``WQ WK WV`` (and perhaps ``WO``),
+``q_proj.weight``, ``params["Wq"]`` or three in one; their gradients beside them, or returned. A class is constructed
+for every case, by the names of its parameters; an object is copied for every case, at its own sizes.
 """
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,116 +15,216 @@ from typing import Any
 
 import numpy as np
 
+from attngrad.auditor import calls, names
+from attngrad.auditor.candidate import guarded
 from attngrad.auditor.cases import Caller, Case
+from attngrad.auditor.construction import construct, positional, sizes_of
+from attngrad.auditor.layers import INPUTS, ONE_TOKEN, Convention, settle
 from attngrad.auditor.plans import Dims
+from attngrad.auditor.weights import Slot, slots, without_biases
 from attngrad.core.arrays import NDArray
 
 LEARNING_RATE = 0.25
 """Large, so that an update that comes too early shows."""
 
-_WEIGHTS = {f"w_{x}": (f"W{x.upper()}", f"W_{x}", f"W_{x.upper()}", f"w_{x}", f"W{x}", f"w{x}") for x in "qkvo"}
-_STAGES = {"weights": "A", "scores": "S", "q": "Q", "k": "K", "v": "V"}
+_STAGES = {"A": "weights", "attn_weights": "weights", "attention_weights": "weights", "S": "scores"}
+_STAGES |= {"Q": "q", "K": "k", "V": "v"}
 
 
 def is_layer_object(candidate: Any) -> bool:
-    """Whether it is a class or an object with forward and backward."""
-    return callable(getattr(candidate, "forward", None)) and callable(getattr(candidate, "backward", None))
+    """Whether it is a class or an object with forward and backward, or a module of PyTorch, which needs no backward."""
+    there = [callable(getattr(candidate, name, None)) for name in ("forward", "backward")]
+    return all(there) or (there[0] and is_module(candidate))
 
 
-def _attribute(layer: Any, names: tuple[str, ...]) -> str | None:
-    return next((name for name in names if isinstance(getattr(layer, name, None), np.ndarray)), None)
+def is_module(candidate: Any) -> bool:
+    """Whether it is a ``torch.nn.Module``, or a class of them."""
+    kind = candidate if inspect.isclass(candidate) else type(candidate)
+    return any(k.__module__ == "torch.nn.modules.module" for k in kind.__mro__)
 
 
-def _made(candidate: Any, d_model: int | None, num_heads: int) -> Any:
-    """An object to run: a new one of a class, a copy of an object."""
-    construct: Any = candidate
-    return construct(d_model, num_heads) if inspect.isclass(candidate) else copy.deepcopy(candidate)
+class LayerObject:
+    """A class or object with forward and backward: how it is made, what it holds, and how it has it."""
 
+    def __init__(self, candidate: Any, dtype: Any, convert: Callable[[Any], Any] = lambda x: x) -> None:
+        self.candidate, self.dtype, self.convert = candidate, dtype, convert
+        self.is_class = inspect.isclass(candidate)
+        self._sizes = set(sizes_of(candidate).values()) if self.is_class else set()
+        single = self.is_class and "heads" not in self._sizes
+        n = Convention(single=single).adapt(ONE_TOKEN.dims)
+        n = self._own_sizes(n or ONE_TOKEN.dims) or ONE_TOKEN.dims
+        layer, error, _ = guarded(lambda: construct(candidate, n, dtype), 5.0)
+        self.made = error is None and layer is not None
+        self.slots: dict[str, Slot] = slots(layer) if self.made else {}
+        forward = getattr(layer if self.made else candidate, "forward", None)
+        inputs = (("x",), ("x",), ("x", "memory"), INPUTS)[min(3, _inputs(forward))]
+        order = [w for w in ("w_qkv", "w_q", "w_k", "w_v", "w_o") if w in self.slots]
+        keys = {slot.path[-1]: name for name, slot in self.slots.items() if slot.path[-1] not in ("weight", "data")}
+        self.convention = Convention(dict.fromkeys(order, ""), inputs=inputs, single=single, keys=keys)
+        shapes = {name: tuple(slot.get(layer).shape) for name, slot in self.slots.items()}
+        begin = {name: self._first(slot) for name, slot in self.slots.items()}
+        if self.slots:
+            self.convention = settle(self.convention, shapes, self._y, self.adapt_sizes, begin, dtype)
 
-def has_output_projection(candidate: Any) -> bool:
-    """Whether it has a w_o. A class that cannot be constructed has none that could be found."""
-    try:
-        layer = _made(candidate, 4, 2)
-    except (Exception, SystemExit):
-        return False
-    return _attribute(layer, _WEIGHTS["w_o"]) is not None
+    @property
+    def has_weights(self) -> bool:
+        """Whether weights were found in it; one that could not be made may have some."""
+        return bool(self.slots) or not self.made
 
+    @staticmethod
+    def _first(slot: Slot) -> str:
+        transposed = slot.path[-1] == "weight" or (len(slot.path) > 1 and slot.path[-2] == "weight")
+        if slot.name == "w_qkv":
+            return "(3 out, in)" if transposed else "(in, 3 out)"
+        return "(out, in)" if transposed else "(in, out)"
 
-def sizes(candidate: Any) -> Callable[[Dims], Dims | None]:
-    """How cases must be sized: a class takes any square one, an object its own."""
-
-    def adapt(n: Dims) -> Dims | None:
-        if n.features & {"rectangular", "gqa"}:
-            return None
-        if inspect.isclass(candidate):
+    def _own_sizes(self, n: Dims) -> Dims | None:
+        """The sizes of an object, which has its own."""
+        if self.is_class:
             return n
-        name = _attribute(candidate, _WEIGHTS["w_q"])
-        fallback = getattr(candidate, name).shape[0] if name else n.model or 1
-        model, heads = int(getattr(candidate, "d_model", fallback)), int(getattr(candidate, "num_heads", 1))
-        return replace(n, hq=heads, hk=heads, d=model // heads, e=model // heads, model=model)
+        own = {names.known(k, "sizes"): x for k, x in vars(self.candidate).items() if isinstance(x, int)}
+        found = slots(self.candidate)
+        model = width = int(own.get("model", n.model or 1))
+        if (slot := found.get("w_qkv") or found.get("w_q")) is not None:
+            shape = sorted(slot.get(self.candidate).shape) if slot.name == "w_qkv" else slot.get(self.candidate).shape
+            if len(shape) == 3:  # by heads
+                shape = (shape[1], shape[0] * shape[2])
+            model, width = shape[:: -1 if self._first(slot) == "(out, in)" else 1]
+            width = width // 3 if slot.name == "w_qkv" else width
+        heads = int(own.get("heads", 1))
+        return replace(n, hq=heads, hk=heads, d=width // heads, e=width // heads, model=model)
 
-    return adapt
+    def adapt_sizes(self, n: Dims) -> Dims | None:
+        """The sizes that it can be made at."""
+        n = n if "gqa" not in n.features or "kv_heads" in self._sizes else replace(n, hk=n.hq)
+        if not self.is_class:
+            return self._own_sizes(n)
+        free = bool(self._sizes & {"width", "inner"}) and ("inner" not in self._sizes or "w_o" not in self.slots)
+        return n if free or "rectangular" not in n.features else None
+
+    def adapt(self, n: Dims) -> Dims | None:
+        """The sizes of a case that it can be given; groups and widths of their own are left out where it has none."""
+        if "gqa" in n.features and "kv_heads" not in self._sizes:
+            return None
+        if "rectangular" in n.features and self.is_class and self.adapt_sizes(n) is None:
+            return None
+        if not self.is_class and "rectangular" in n.features:
+            return None
+        found = self.convention.adapt(n)
+        return None if found is None else self.adapt_sizes(found)
+
+    def _given(self, arrays: dict[str, NDArray], case: Case) -> dict[str, Any]:
+        more = {"mask": None, "training": True, "rate": LEARNING_RATE, "num_heads": case.dims.hq}
+        return {name: self.convert(x) for name, x in arrays.items()} | more | dict(case.options)
+
+    def _filled(self, convention: Convention, case: Case, given: dict[str, Any]) -> Any:
+        layer = construct(self.candidate, case.dims, self.dtype)
+        if is_module(layer):
+            one = next(x for x in given.values() if hasattr(x, "detach"))
+            layer = layer.to(device=one.device, dtype=one.dtype)
+        without_biases(layer)
+        found = slots(layer)
+        for name in convention.forms:
+            found[name].set(layer, given[name])
+        missing = [w for w in ("w_q", "w_k", "w_v") if w not in found and "w_qkv" not in found]
+        if missing:
+            raise AttributeError(f"{type(layer).__name__} has no weight W{missing[0][-1].upper()}")
+        return layer
+
+    def _y(self, convention: Convention, case: Case) -> Any:
+        """The forward alone; None where it raises."""
+
+        def forward() -> Any:
+            given: dict[str, Any] = self._given(convention.environment(case), case)
+            layer = self._filled(convention, case, given)
+            returned = calls.call(layer.forward, given, "layer", calls.first_names(layer.forward, given, "layer"))
+            return calls.split(returned, "y")[0].get("y")
+
+        return guarded(forward, 5.0)[0]
+
+    def caller(self) -> Caller:
+        """How to run one case through it."""
+
+        def prepare(case: Case) -> tuple[Callable[[], Any], dict[str, NDArray]]:
+            given = self.convention.environment(case)
+            watched = {name: given[name] for name in given if name not in self.convention.forms}
+
+            def action() -> dict[str, Any]:
+                results: dict[str, Any] = {}
+                try:
+                    self._step(case, given, results)
+                except Exception as error:
+                    error.attngrad_partial = self.convention.read(results, case)  # type: ignore[attr-defined]
+                    raise
+                return self.convention.read(results, case)
+
+            return action, watched
+
+        return prepare
+
+    def _step(self, case: Case, arrays: dict[str, NDArray], results: dict[str, Any]) -> None:
+        given = self._given(arrays, case)
+        layer = self._filled(self.convention, case, given)
+
+        def forward(*positional: Any, **keywords: Any) -> Any:
+            returned = layer.forward(*positional, **keywords)
+            results.update(calls.split(returned, "y")[0])
+            for attribute, name in _STAGES.items():
+                stage = getattr(layer, attribute, None)
+                if isinstance(stage, np.ndarray) and stage.ndim == 4:
+                    results[name] = np.array(stage)
+            return returned
+
+        forward.__signature__ = inspect.signature(layer.forward)  # type: ignore[attr-defined]
+        if not hasattr(layer, "backward"):
+            back = _by_autograd(forward, given, results)
+        else:
+            back = calls.both(forward, layer.backward, given, "layer", results)
+        found = slots(layer)
+        for name in self.convention.forms:
+            if (gradient := found[name].gradient(layer)) is not None:
+                results[f"d{name}"] = gradient
+        results |= self.convention.named(back, case)
+
+    def code(self) -> str:
+        """How it is called, as code, with ``{model}`` and ``{heads}`` to be filled in."""
+        marks = {"model": "{model}", "heads": "{heads}", "kv_heads": "{kv_heads}", "width": "{width}"}
+        given = [marks.get(m, m) for m in positional(self.candidate)] if self.is_class else []
+        made = f"{self.candidate.__name__}({', '.join(given)})" if self.is_class else "candidate"
+        lines = [f"layer = {made}"]
+        if self.made:
+            layer = construct(self.candidate, ONE_TOKEN.dims, self.dtype)
+            lines += [f"{self.slots[name].code(layer)} = {name}" for name in self.convention.forms]
+            names_given = {*self.convention.arguments, "rate", "mask", "training"} - {*self.convention.forms}
+            forward = calls.first_names(layer.forward, names_given - {"dy"}, "layer")
+            shown = {"rate": str(LEARNING_RATE), "mask": "None", "training": "True"}
+            backward = getattr(layer, "backward", None)
+            for name, function, unknown in (("y", layer.forward, forward), ("back", backward, ("dy", "cache"))):
+                if function is None:
+                    lines.append("y.backward(dy)")
+                    continue
+                try:
+                    by_place, by_name = calls.sources(function, {*names_given, "y", "cache"}, "layer", unknown)
+                except TypeError:
+                    by_place, by_name = ["..."], {}
+                text = [shown.get(str(x), str(x)) for x in by_place]
+                text += [f"{k}={shown.get(str(x), x)}" for k, x in by_name.items()]
+                lines.append(f"{name} = layer.{function.__name__}({', '.join(text)})")
+        return "\n".join(lines)
 
 
-def call_as_code(candidate: Any) -> str:
-    """How such a class or object is called, as code, with ``{model}`` and ``{heads}`` to be filled in."""
-    made = f"{candidate.__name__}({{model}}, {{heads}})" if inspect.isclass(candidate) else "candidate"
-    lines = [f"layer = {made}"]
-    with contextlib.suppress(Exception, SystemExit):  # what cannot be constructed has failed before anything needs this
-        layer = _made(candidate, 4, 2)
-        for name, spellings in _WEIGHTS.items():
-            if (found := _attribute(layer, spellings)) is not None:
-                lines.append(f"layer.{found} = {name}")
-        rate = f", {LEARNING_RATE}" if _takes_rate(layer) else ""
-        lines += ["y = layer.forward(query, key, value)", f"back = layer.backward(dy, query, key, value{rate})"]
-    return "\n".join(lines)
+def _by_autograd(forward: Any, given: dict[str, Any], results: dict[str, Any]) -> dict[str, Any]:
+    """The backward of a module of PyTorch: gradients of its inputs, and of its weights beside them."""
+    moved = {name: x.detach().clone().requires_grad_() for name, x in given.items() if name in ("x", "memory", *INPUTS)}
+    calls.call(forward, {**given, **moved}, "layer", calls.first_names(forward, given, "layer"))
+    results["y"].backward(given["dy"])
+    return {f"d{name}": x.grad for name, x in moved.items() if x.grad is not None}
 
 
-def _takes_rate(layer: Any) -> bool:
-    return len(inspect.signature(layer.backward).parameters) > 4
-
-
-def object_caller(candidate: Any) -> Caller:
-    """How to run one case through such a class or object."""
-
-    def prepare(case: Case) -> tuple[Callable[[], Any], dict[str, NDArray]]:
-        fresh = {name: np.array(case.arrays[name], order="K") for name in ("query", "key", "value", "dy")}
-
-        def action() -> dict[str, Any]:
-            results: dict[str, Any] = {}
-            try:
-                _step(candidate, case, fresh, results)
-            except Exception as error:
-                error.attngrad_partial = results  # type: ignore[attr-defined]
-                raise
-            return results
-
-        return action, fresh
-
-    return prepare
-
-
-def _step(candidate: Any, case: Case, x: dict[str, NDArray], results: dict[str, Any]) -> None:
-    n = case.dims
-    layer = _made(candidate, n.model, n.hq)
-    for name, spellings in _WEIGHTS.items():
-        found = _attribute(layer, spellings)
-        if found is not None:
-            setattr(layer, found, np.array(case.arrays[name]))
-        elif name != "w_o":
-            raise AttributeError(f"{type(layer).__name__} has no weight {spellings[0]}")
-    results["y"] = layer.forward(x["query"], x["key"], x["value"])
-    for name, attribute in _STAGES.items():
-        stage = getattr(layer, attribute, None)
-        if isinstance(stage, np.ndarray) and stage.ndim == 4:
-            results[name] = np.array(stage)
-    rate = (LEARNING_RATE,) if _takes_rate(layer) else ()
-    back = layer.backward(x["dy"], x["query"], x["key"], x["value"], *rate)
-    for name, spellings in _WEIGHTS.items():
-        found = _attribute(layer, tuple(f"d{s}" for s in spellings))
-        if found is not None:
-            results[f"d{name}"] = getattr(layer, found)
-    if isinstance(back, (tuple, list)) and len(back) == 3:
-        results |= dict(zip(("dquery", "dkey", "dvalue"), back, strict=True))
-    elif isinstance(back, np.ndarray):
-        results["dx"] = back
+def _inputs(forward: Any) -> int:
+    """How many inputs a forward takes."""
+    try:
+        found = calls.parameters(forward, "layer")
+    except (TypeError, ValueError):
+        return 3
+    return sum(p.required and p.means not in ("mask", "training") for p in found if p.name != "self")

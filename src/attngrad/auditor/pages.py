@@ -12,7 +12,11 @@ from attngrad.auditor.mistakes import Mistake, catalogue
 from attngrad.explain.template import fill, text
 
 _NEEDS = {"gqa": "groups of query heads", "layer": '`level="layer"`', "tangents": "a JVP or HVP candidate"}
-_SPREAD = "It is found by the size and spread of the errors, not by its numbers: these depend on the order of sums."
+_FOUND = {
+    "low-precision": "by the size and spread of the errors, not by its numbers: these depend on the order of sums",
+    "uninitialised-tail": "by filling the memory of `np.empty` and `torch.empty` with NaN",
+    "not-deterministic": "by calling one small case many times with the same inputs, and a failing one again",
+}
 
 
 def page(mistake: Mistake) -> str:
@@ -27,7 +31,7 @@ def page(mistake: Mistake) -> str:
         lines += ["The auditor knows it in these forms:", "", *(f"- {note}" for note in shown)]
         lines += [f"- and {more} more (other tile sizes and places)", ""] if more else [""]
     if not mistake.variants:
-        lines += [_SPREAD, ""]
+        lines += [f"It is found {_FOUND[mistake.id]}.", ""]
     told = {name.upper(): getattr(mistake, name) for name in ("id", "title", "formula", "correct", "why", "fix")}
     return fill(text("attngrad.auditor", "mistake.md"), told | {"MORE": "".join(f"{line}\n" for line in lines)})
 

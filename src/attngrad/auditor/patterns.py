@@ -44,7 +44,8 @@ def ratio(o: Observation, name: str) -> float | None:
     return c if left <= 4.0 * o.truth.bound(name) * max(1.0, abs(c)) else None
 
 
-def _some(indices: Any, length: int) -> str:
+def some(indices: Any, length: int) -> str:
+    """A few of the indices, or from where to where they run."""
     values = [int(i) for i in indices]
     if len(values) > 1 and values == list(range(values[0], values[-1] + 1)):
         if values[-1] == length - 1:
@@ -67,7 +68,7 @@ def describe(o: Observation, name: str, flat: bool = False) -> str:
         hit = np.flatnonzero(bad.any(axis=others))
         if bad.shape[axis] > 1 and len(hit) < bad.shape[axis]:
             plural = {"batch": "batches", "axis": "axes"}.get(label, label + "s")
-            said.append(f"only {label if len(hit) == 1 else plural} {_some(hit, bad.shape[axis])}")
+            said.append(f"only {label if len(hit) == 1 else plural} {some(hit, bad.shape[axis])}")
     first = tuple(int(i) for i in np.argwhere(bad)[0])
     said.append(f"the first at {list(first)}")
     text = ", ".join(said) + "."
@@ -75,6 +76,24 @@ def describe(o: Observation, name: str, flat: bool = False) -> str:
     if constant is not None:
         text += f" It is {constant:.6g} times what it should be."
     return text
+
+
+def sizes(held: Sequence[Observation], bad: Sequence[Observation]) -> str:
+    """Which sizes the wrong cases have and the right ones have not; empty where no one rule tells them apart."""
+    right = [o.truth.case.dims for o in held if all(o is not x for x in bad)]
+    wrong = [o.truth.case.dims for o in bad]
+    if not right or not wrong:
+        return ""
+    for axis, letter in (("t", "T"), ("s", "S"), ("d", "D"), ("e", "E")):
+        ours, theirs = {getattr(n, axis) for n in wrong}, {getattr(n, axis) for n in right}
+        if min(ours) > max(theirs):
+            return f"{letter} >= {min(ours)} (right up to {max(theirs)})"
+        if len(ours) == 1 and not ours & theirs:
+            return f"{letter} = {ours.pop()}"
+        for tile in (512, 256, 128, 64, 32, 16):
+            if all(x % tile == 0 for x in ours) and not any(x % tile == 0 for x in theirs):
+                return f"{letter} a multiple of {tile}"
+    return ""
 
 
 def heat_of(observations: Sequence[Observation], name: str) -> Heat | None:

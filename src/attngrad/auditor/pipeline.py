@@ -130,6 +130,10 @@ class Pipeline:
         parent = self._parent
         return parent is not None and np.shape(getattr(self, name)) != np.shape(getattr(parent, name))
 
+    def knows(self, name: str) -> bool:
+        """Whether a step has been computed."""
+        return name in self._values
+
     def has(self, name: str) -> bool:
         """Whether the input or option was given."""
         return self._inputs.get(name) is not None
@@ -153,8 +157,9 @@ def _wrap(override: Override, p: Pipeline, base: Callable[[], Any]) -> Callable[
 
 FORWARD = ("q", "k", "v", "z", "scores", "lse", "weights", "out", "y")
 REVERSE = ("dout", "dweights", "delta", "dscores", "dbias", "dsinks", "dz", "dq", "dk", "dv")
-LAYER = ("dw_o", "dw_q", "dw_k", "dw_v", "dquery", "dkey", "dvalue", "dx")
+LAYER = ("dw_o", "dw_q", "dw_k", "dw_v", "dquery", "dkey", "dvalue", "dx", "dmemory")
 TANGENT = ("scores_dot", "lse_dot", "weights_dot", "out_dot")
-SECOND = ("dweights_dot", "delta_dot", "dscores_dot", "dbias_dot", "dsinks_dot", "dq_dot", "dk_dot", "dv_dot")
+MIXED = ("dq_mixed", "dk_mixed", "dv_mixed")
+SECOND = ("dweights_dot", "delta_dot", "dscores_dot", "dbias_dot", "dsinks_dot", "dq_dot", "dk_dot", "dv_dot", *MIXED)
 RESULTS = (*FORWARD, *TANGENT, *REVERSE, *LAYER, *SECOND)
 """Every result that can be checked, in the order of the data flow."""

@@ -79,6 +79,16 @@ class Dims:
         return self.hk * self.d
 
     @property
+    def work(self) -> int:
+        """Multiplications of the forward pass."""
+        return self.b * self.hq * self.t * self.s * (self.d + self.e)
+
+    @property
+    def large(self) -> bool:
+        """Whether these are the sizes of blocks: longdouble would take seconds."""
+        return self.work > 500_000
+
+    @property
     def scores(self) -> tuple[int, int, int, int]:
         """(B, Hq, T, S)."""
         return self.b, self.hq, self.t, self.s
@@ -98,9 +108,9 @@ def _large_logits(x: Arrays, logit: float) -> None:
 
 
 def _huge_logits(x: Arrays, logit: float) -> None:
-    """Past the overflow of exp, in float64 too."""
+    """Past the overflow of exp, in float64 too; for 16 bits, which accumulate in 32, past that of float32."""
     x["q"][..., 0], x["k"][..., 0] = np.abs(x["q"][..., 0]) + 1.0, np.abs(x["k"][..., 0]) + 1.0
-    _large_logits(x, 60.0 * logit)
+    _large_logits(x, 60.0 * logit if logit > 20.0 else 6.0 * logit)
 
 
 def _equal_logits(x: Arrays, logit: float) -> None:
@@ -157,11 +167,6 @@ class Plan(NamedTuple):
     fill: Fill | None = None
     effort: int = 0
 
-    @property
-    def overflows(self) -> bool:
-        """Whether its logits are beyond 16 bits."""
-        return self.fill is _huge_logits
-
 
 def _plans(level: str) -> tuple[Plan, ...]:
     """The plans of a level, as ``plans.toml`` has them; a fill by the name of its function here."""
@@ -170,5 +175,13 @@ def _plans(level: str) -> tuple[Plan, ...]:
         for name, x in read_toml("attngrad.auditor", "plans.toml")[level].items()
     )
 
+
+COMPILED = (
+    Dims(2, 3, 3, 5, 5, 4, 4),
+    Dims(2, 4, 2, 5, 7, 4, 6),
+    Dims(1, 1, 1, 320, 320, 64, 64),
+    Dims(1, 1, 1, 9, 9, 128, 128),
+)
+"""The four shapes of what is compiled for each: square, every feature at once, and two where kernels branch."""
 
 PLANS = {level: _plans(level) for level in INPUTS}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -11,10 +12,12 @@ SYMBOLS = {
     "q": "Q", "k": "K", "v": "V", "z": "Z", "scores": "S", "lse": "L", "weights": "A", "out": "O", "y": "Y",
     "dout": "dO", "dweights": "dA", "delta": "delta", "dscores": "dS", "dz": "dZ", "dbias": "dBias", "dsinks": "dSinks",
     "dq": "dQ", "dk": "dK", "dv": "dV", "dw_o": "dW_o", "dw_q": "dW_q", "dw_k": "dW_k", "dw_v": "dW_v",
-    "dquery": "dX_q", "dkey": "dX_k", "dvalue": "dX_v", "dx": "dX",
+    "dquery": "dX_q", "dkey": "dX_k", "dvalue": "dX_v", "dx": "dX", "dmemory": "dX_kv",
+    "dq_mixed": "dQ_mixed", "dk_mixed": "dK_mixed", "dv_mixed": "dV_mixed",
 }  # fmt: skip
 """How pages and reports print the names; a tangent keeps its suffix."""
 
+NOT_DETERMINISTIC = "not-deterministic"
 EXIT = {"right": 0, "wrong": 1, "not audited": 2}
 CLOSED = 4
 """The exit status of a child process that cannot speak any more."""
@@ -28,6 +31,16 @@ def symbol(name: str) -> str:
     """
     base = name.removesuffix("_dot")
     return SYMBOLS.get(base, base) + ("_dot" if base != name else "")
+
+
+def joined(names: Iterable[str]) -> str:
+    """A list in words.
+
+    >>> joined(["dQ", "dK", "dV"])
+    'dQ, dK and dV'
+    """
+    *most, last = names
+    return f"{', '.join(most)} and {last}" if most else last
 
 
 def short(x: float) -> str:
@@ -83,8 +96,8 @@ class Finding:
     """One thing that was found. A note is no fault."""
 
     kind: str
-    """wrong, mistake, unexplained, crash, timeout, exit, strange, mutates; notes: unsupported, printed, unknown,
-    option, axes, memory, limit."""
+    """wrong, mistake, unexplained, crash, timeout, exit, strange, mutates, not-deterministic (a note where it is within
+    rounding); notes: unsupported, printed, unknown, option, axes, memory, limit, derived."""
     text: str
     fault: bool = True
     name: str | None = None
@@ -150,6 +163,10 @@ class AuditReport:
     traceback: str = ""
     heat: Heat | None = None
     settings: dict[str, Any] = field(default_factory=dict)
+    tried: tuple[str, ...] = ()
+    """What was tried: sizes, options and the conventions that they were right under, repeated calls."""
+    untried: tuple[str, ...] = ()
+    """What was not tried, each with its reason."""
 
     @property
     def ok(self) -> bool:
@@ -173,22 +190,42 @@ class AuditReport:
         if self.ok:
             names = ", ".join(symbol(s.name) for s in self.stages)
             agree = "agrees" if len(self.stages) == 1 else "agree"
-            return f"RIGHT: {names} {agree} with the truth in all {cases} cases, within rounding."
+            where = f"all {cases} cases" if cases != 1 else "the one case"
+            own = "".join(f" {f.text}" for f in self.findings if f.kind == "convention")
+            return f"RIGHT: {names} {agree} with the truth in {where}, within rounding.{own}"
         if self.status == "not audited":
             fault = next((f.text for f in self.findings if f.fault), "nothing came back")
             return f"NOT AUDITED: {fault}"
         bad = [symbol(s.name) for s in self.stages if not s.ok]
+        if flaky := next((f for f in self.findings if f.kind == NOT_DETERMINISTIC and f.fault), None):
+            return f"NOT DETERMINISTIC: {flaky.text}"
         if not bad:
             return "WRONG: " + next(f.text for f in self.findings if f.fault)
         titles = sorted({m.title for state in self.explanations for m in state})
-        names = " and ".join((", ".join(bad[:-1]), bad[-1])) if len(bad) > 1 else bad[0]
         told = ("; " if len(self.explanations) == 1 else " or ").join(titles) or "no known mistake explains it"
-        return f"WRONG: {names} {'is' if len(bad) == 1 else 'are'} wrong; {told}."
+        left = [symbol(f.name or "") for f in self.findings if f.kind == "unexplained"]
+        if titles and left:
+            told += f"; and {joined(left)} for another reason, which no known mistake explains"
+        return f"WRONG: {joined(bad)} {'is' if len(bad) == 1 else 'are'} wrong; {told}.{self._size}"
+
+    @property
+    def _size(self) -> str:
+        """How large the error is, in words."""
+        errors = [s.error for s in self.stages if s.status == "wrong"]
+        if not errors:
+            return ""
+        what = " and there are entries that are not finite" if any(s.status == "nan" for s in self.stages) else ""
+        return f" The error is {max(errors):.1e} of the largest entry (RMS){what}."
 
     def facts(self, *, effort: bool = False) -> list[str]:
         """What was audited, and how."""
         s = self.settings
-        facts = [self.candidate, str(s.get("level")), str(s.get("dtype")), f"{s.get('cases', 0)} cases"]
+        facts = [
+            self.candidate,
+            str(s.get("level")),
+            str(s.get("dtype")),
+            f"{(n := s.get('cases', 0))} case{'' if n == 1 else 's'}",
+        ]
         facts += [f"effort {s.get('effort')}"] if effort else []
         return facts + ([f"options {s['options']}"] if s.get("options") else [])
 

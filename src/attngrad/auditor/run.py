@@ -3,23 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from attngrad.auditor import objects
+from attngrad.auditor import adapters, recorded
+from attngrad.auditor.calls import BadCandidate, parameters_of
 from attngrad.auditor.cases import EFFORTS, cases, check_options
-from attngrad.auditor.findings import report
-from attngrad.auditor.plans import FEATURES
+from attngrad.auditor.companions import add_companions
+from attngrad.auditor.conventions import settle_conventions
+from attngrad.auditor.detect import settle
+from attngrad.auditor.findings import Again, report
+from attngrad.auditor.layouts import layout_of
+from attngrad.auditor.objects import is_layer_object
+from attngrad.auditor.pairs import as_function, is_pair
+from attngrad.auditor.plans import COMPILED, FEATURES, Dims
+from attngrad.auditor.repeat import repeat, uninitialised
 from attngrad.auditor.report import AuditReport, Finding
 from attngrad.auditor.session import Session
-from attngrad.auditor.targets import BadCandidate, parameters_of, target_of
+from attngrad.auditor.sizes import both, sizes_of
+from attngrad.auditor.targets import Target, level_of, own_options, target_of
+from attngrad.auditor.trials import off_by_default, try_options
 from attngrad.core.arrays import kind_of
 from attngrad.core.checks import check_real, fail
 from attngrad.core.dtypes import BFLOAT16, KERNEL_DTYPES, SENTENCE
 
 Progress = Callable[[int, int, str], None]
 LEVELS = ("attention", "layer")
+PATIENCE = {"quick": 2.0, "default": 4.0, "full": 60.0}
+"""Seconds that a call at the sizes of blocks may take, or it is left out."""
 
 _ALIASES = {"d!=e": "widths", "dv": "widths", "t!=s": "cross", "mqa": "gqa"}
 
@@ -27,34 +41,49 @@ _ALIASES = {"d!=e": "widths", "dv": "widths", "t!=s": "cross", "mqa": "gqa"}
 def audit(
     candidate: Any,
     *,
-    level: str = "attention",
+    level: str | None = None,
     options: Mapping[str, Any] | None = None,
     supports: Sequence[str] = (),
-    dtype: Any = np.float64,
+    layout: str | None = None,
+    sizes: Mapping[str, Any] | None = None,
+    dtype: Any = None,
+    framework: str | None = None,
+    device: Any = None,
+    inputs: Mapping[str, Any] | None = None,
     effort: str = "default",
     seed: int = 0,
     time_limit: float = 10.0,
     progress: Progress | None = None,
     name: str | None = None,
+    compiled: bool = False,
 ) -> AuditReport:
     """Say whether an attention implementation and its gradients are right, and if not, what the mistake is.
 
     Args:
         candidate: ``candidate(q, k, v, dout)`` on arrays ``(B, H, T, D)``, which returns ``(out, dq, dk, dv)``,
             ``(dq, dk, dv)``, or a mapping with any of the names of docs/audit.md; ``candidate(q, k, v)`` for a forward
-            alone; with ``q_dot, k_dot, v_dot`` (and ``dout_dot``) among its arguments for JVP and HVP. For
-            ``level="layer"``: ``candidate(query, key, value, w_q, w_k, w_v, w_o, dy, num_heads)``, or a class or object
-            with ``forward`` and ``backward``.
+            alone; with ``q_dot, k_dot, v_dot`` (and ``dout_dot``) among its arguments for JVP and HVP; a pair
+            ``(forward, backward)``. For a layer: ``candidate(query, key, value, w_q, w_k, w_v, w_o, dy, num_heads)``,
+            what it needs of these by name, or a class or object with ``forward`` and ``backward``.
+        level: ``"attention"`` or ``"layer"``; None: by whether it has weights.
         options: what every case has: ``{"causal": True}``. Passed as keywords if the candidate takes them; one that
             takes no ``causal`` must be causal by itself, and is not audited where it is not. ``True`` for mask, bias,
-            sinks or segments makes one for each case. None: no option is ever passed.
+            sinks or segments makes one for each case. None: those that it takes by name are tried one by one; ``{}``:
+            none is passed.
         supports: ``"gqa"``, ``"cross"`` (T != S), ``"widths"`` (D != E), ``"rectangular"``: raising on these is then a
             fault, not a note.
-        dtype: float64, float32, float16 or bfloat16.
+        layout: ``"BHTD"``, ``"BTHD"``, ``"BTD"``, ``"HTD"``, ``"TD"`` or ``"packed"`` (with cu_seqlens); None: found
+            out by a call.
+        sizes: those that it takes: ``{"tokens": "multiple of 16", "features": (32, 64, 128)}``.
+        dtype: float64, float32, float16 or bfloat16; None: float64, or the widest that it takes.
+        framework: ``"numpy"``, ``"torch"`` or ``"jax"``: the arrays that it takes; None: by what it uses.
+        device: where the tensors of a PyTorch candidate live. The truth is computed on the CPU.
+        inputs: recorded ``{"q": ..., "k": ..., "v": ..., "dout": ...}`` to audit it with, in place of made cases.
         effort: ``"quick"``, ``"default"`` or ``"full"``.
         seed: of the values.
         time_limit: seconds for one call.
         progress: called with (done, total, text).
+        compiled: whether every shape is compiled before it runs, so that few shapes are tried but by ``"full"``.
 
     >>> import attngrad
     >>> def candidate(q, k, v, dout):
@@ -65,23 +94,55 @@ def audit(
     >>> report.ok, report.mistakes
     (False, ('scale-missing-in-dq',))
     """
+    options, sizes = own_options(candidate, options, sizes)
     chosen, wanted, kind = _check(candidate, level, options, supports, dtype, effort, seed, time_limit)
+    held = recorded.checked(inputs)
+    if held is not None:
+        kind = np.dtype(dtype := dtype or held["q"].dtype)
+    place, adapt = layout_of(layout), sizes_of(sizes)
+    handled = adapters.differentiable(
+        candidate, framework, device, level=level, options=options, supports=supports, layout=layout, sizes=sizes,
+        dtype=dtype, inputs=inputs, effort=effort, seed=seed, time_limit=time_limit, progress=progress, name=name,
+    )  # fmt: skip
+    if handled is not None:
+        return handled
+    convert = adapters.converter(candidate, framework, device)
     title: str = name or getattr(candidate, "__qualname__", None) or type(candidate).__name__
-    settings = {"level": level, "dtype": kind.name, "effort": effort, "seed": int(seed), "options": _told(chosen)}
+    settings = {"level": level, "dtype": kind, "effort": effort, "seed": int(seed), "options": ""}
     try:
-        target = target_of(candidate, level, wanted)
+        settings["level"] = level = level or level_of(candidate)
+        asked = getattr(candidate, "probe", candidate)
+        place, kind, more, said = settle(
+            lambda layout, kind: target_of(asked, level, wanted, layout, kind, convert),
+            level, place, kind, chosen, (lambda x: adapt) if held is None else partial(recorded.sizes_in, held),
+            time_limit, compiled,
+        )  # fmt: skip
+        target = target_of(candidate, level, wanted, place, kind, convert)
+        chosen |= more
     except BadCandidate as error:
+        settings["dtype"] = (kind or np.dtype(np.float64)).name
         return AuditReport(title, "not audited", findings=(Finding("crash", str(error)),), settings=settings)
+    target = replace(target, adapt=both(target.adapt, adapt))
+    settings |= {"dtype": kind.name, "options": _told(chosen)}
     values: dict[str, Any] = {"options": chosen, "dtype": kind, "effort": effort, "seed": seed}
-    made = list(cases(level, **values, only=target.adapt, plain_output=target.plain_output))
+    shapes = _shapes(target, effort, compiled)
+    made = list(map(target.recast, cases(level, **values, only=shapes, plain_output=target.plain_output)))
+    made.sort(key=lambda case: case.dims.work if case.dims.large else 0)  # the larger show how long the largest take
     tell = progress or (lambda done, total, text: None)
     session = Session(target, kind, wanted, time_limit)
-    lacking = [option for option in chosen if option not in target.keywords and option != "seed"]
+    if held is not None:
+        made = [recorded.case_of(held, target.layout, chosen, seed)]
+        session.recorded = recorded.Recorded(made[0], target.layout, effort)
+    for about, text in said:
+        session.say(about, text, fault=False)
+    lacking = [x for x in chosen if x not in target.keywords and x not in more and x != "seed"]
     for option in lacking:
         text = f"It has no parameter {option}: it was called without it, and judged as attention with {option}."
         session.say("option", text, fault=False, name=option)
     for number, case in enumerate(made):
         tell(number, len(made) + 2, case.name)
+        if not compiled and session.too_slow(case, PATIENCE[effort]):
+            continue
         if session.try_case(case):
             break
     session.settle_crashes()
@@ -90,19 +151,66 @@ def audit(
         if without < wrong:  # it computes attention without them
             fault = Finding("option", _not_taken(candidate, lacking, without > 0))
             return AuditReport(title, "not audited", findings=(fault,), settings=settings)
+    settle_conventions(session)
+    add_companions(session)
+    again = Again()
+    if held is None:
+        again = _again(session, effort)
+        names = off_by_default(as_function(candidate) if level == "attention" else candidate)
+        again = _with_options(session, again, names, options, effort, compiled)
     settings["cases"] = len(session.observations)
     tell(len(made), len(made) + 2, "diagnosis" if session.wrong else "report")
-    found = report(session, title, settings, lambda: tell(len(made) + 1, len(made) + 2, "the smallest case"))
+    found = report(session, title, settings, again, lambda: tell(len(made) + 1, len(made) + 2, "the smallest case"))
     tell(len(made) + 2, len(made) + 2, "done")
     return found
 
 
+def _shapes(target: Target, effort: str, compiled: bool) -> Callable[[Dims], Dims | None] | None:
+    """The sizes that a case has for this candidate: those of the plan, or the nearest of a few that are compiled."""
+    if not compiled or effort == "full":
+        return target.adapt
+
+    def nearest(n: Dims) -> Dims | None:
+        few = COMPILED[1 if n.features else 2 if n.t > 256 else 3 if n.d >= 128 else 0]
+        return target.adapt(few) if target.adapt is not None else few
+
+    return nearest
+
+
+def _again(session: Session, effort: str) -> Again:
+    """The same case many times, and cases with poisoned memory."""
+    repeated, stale = repeat(session, effort), uninitialised(session)
+    if repeated is not None and stale and set(repeated.names) <= set(stale):
+        repeated = None  # whatever stood in memory: that is why they differ
+    tried = (repeated.told,) if repeated is not None and not repeated.differing else ()
+    return Again(repeated, stale, tried)
+
+
+def _with_options(
+    session: Session, again: Again, names: tuple[str, ...], options: Any, effort: str, compiled: bool
+) -> Again:
+    """What was tried and what was not: sizes, and the options that nobody asked for."""
+    seen = [o.truth.case.dims for o in session.observations]
+    if not seen:
+        return again
+    tokens, features = max(max(n.t, n.s) for n in seen), max(max(n.d, n.e) for n in seen)
+    tried, untried = [f"up to {tokens} tokens and {features} features"], list(session.skipped)
+    rest = [n for n in names if n not in (options or {}) and n not in ("seed", "offset", "return_lse")]
+    if options is None and not session.wrong:
+        found = try_options(session, names, effort, compiled)
+        tried, untried = tried + found.tried, untried + found.untried
+        again = replace(again, repeated=found.flaky or again.repeated)
+    elif rest:
+        untried.append(f"{', '.join(rest)} ({'options were given' if options is not None else 'it is wrong without'})")
+    return replace(again, tried=(*tried, *again.tried), untried=(*untried, *again.untried))
+
+
 def _check(
     candidate: Any, level: Any, options: Any, supports: Any, dtype: Any, effort: Any, seed: Any, time_limit: Any
-) -> tuple[dict[str, Any], frozenset[str], np.dtype[Any]]:
-    if not callable(candidate) and not objects.is_layer_object(candidate):
+) -> tuple[dict[str, Any], frozenset[str], np.dtype[Any] | None]:
+    if not callable(candidate) and not is_layer_object(candidate) and not is_pair(candidate):
         fail(TypeError, "audit", "candidate", "be callable", kind_of(candidate))
-    if level not in LEVELS:
+    if level not in (None, *LEVELS):
         fail(ValueError, "audit", "level", "be 'attention' or 'layer'", repr(level))
     if effort not in EFFORTS:
         fail(ValueError, "audit", "effort", f"be one of {', '.join(EFFORTS)}", repr(effort))
@@ -114,10 +222,10 @@ def _check(
     for unknown in claimed - set(FEATURES):
         fail(ValueError, "audit", "supports", f"have only {', '.join(FEATURES)}", repr(unknown))
     try:
-        kind = np.dtype(BFLOAT16 if dtype == BFLOAT16.name else dtype)
+        kind = None if dtype is None else np.dtype(BFLOAT16 if dtype == BFLOAT16.name else dtype)
     except TypeError:
         fail(TypeError, "audit", "dtype", "be a dtype", repr(dtype))
-    if kind not in KERNEL_DTYPES:
+    if kind is not None and kind not in KERNEL_DTYPES:
         fail(ValueError, "audit", "dtype", f"be {SENTENCE}", kind)
     if not isinstance(seed, (int, np.integer)) or isinstance(seed, bool) or seed < 0:
         fail(ValueError, "audit", "seed", "be an integer >= 0", repr(seed))
@@ -128,7 +236,7 @@ def _check(
 
 def _not_taken(candidate: Any, lacking: Sequence[str], wrong: bool) -> str:
     """What is said of a candidate that was asked for options that it neither takes nor computes."""
-    names, own = " and ".join(lacking), parameters_of(getattr(candidate, "__wrapped__", candidate)).names
+    names, own = " and ".join(lacking), parameters_of(getattr(as_function(candidate), "__wrapped__", candidate)).names
     close = "closer to" if wrong else "right for"
     return (
         f"audit: candidate must take {names}; it takes ({', '.join(own)}), and its results are {close} attention "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
@@ -12,6 +13,7 @@ from attngrad.auditor.candidate import Call, run
 from attngrad.auditor.cases import Case
 from attngrad.auditor.pipeline import RESULTS
 from attngrad.auditor.plans import FEATURES
+from attngrad.auditor.recorded import SMALL, Recorded
 from attngrad.auditor.report import Finding
 from attngrad.auditor.targets import Target
 from attngrad.auditor.truth import Observation, Truth
@@ -26,7 +28,18 @@ class Session:
         self.crashes: list[tuple[Case, Call]] = []
         self.findings: list[Finding] = []
         self.traceback = ""
+        self.recorded: Recorded | None = None
+        self.skipped: list[str] = []
+        """Cases that were not tried, each with why."""
+        self._pace: tuple[Case, float] | None = None
+        """The largest case so far, and how many seconds it took."""
         self._said: set[str] = set()
+
+    @property
+    def telling(self) -> list[Observation]:
+        """What the search for mistakes looks at: of recorded inputs, the small slices, where there are any."""
+        small = [o for o in self.observations if self.recorded is not None and o.size <= SMALL]
+        return small or self.observations
 
     @property
     def wrong(self) -> bool:
@@ -56,11 +69,34 @@ class Session:
 
     def call(self, case: Case) -> Call:
         """One call of the candidate."""
-        return run(self.target.prepare, case, self.target.level, self.target.tangents, self.limit)
+        return run(self.target.prepare, case.spelt, self.target.level, self.target.tangents, self.limit)
+
+    def _timed(self, case: Case) -> tuple[Call, float]:
+        """A call, and its seconds: of the processor where that is less, since other processes may have it meanwhile."""
+        start, used = time.perf_counter(), time.process_time()
+        call = self.call(case)
+        return call, min(time.perf_counter() - start, time.process_time() - used)
+
+    def too_slow(self, case: Case, patience: float) -> bool:
+        """Whether a large case would take too long, going by the largest so far: loops in Python are no fault."""
+        if not case.dims.large or self._pace is None:
+            return False
+        largest, seconds = self._pace
+        grown = case.dims.work / largest.dims.work
+        most = min(patience, 0.5 * self.limit)
+        for _ in range(2):  # it may have been slow by chance, or the first time
+            if seconds * grown > most > 2.0 * seconds:
+                seconds = min(seconds, self._timed(largest)[1])
+                self._pace = largest, seconds
+        if (expected := seconds * grown) > most:
+            self.skipped.append(f"{case.name} (a call would take about {expected:.0f} s, more than {most:g} s)")
+        return expected > most
 
     def try_case(self, case: Case) -> bool:
         """Call and judge; True where it makes no sense to go on."""
-        call = self.call(case)
+        call, seconds = self._timed(case)
+        if self._pace is None or case.dims.work >= self._pace[0].dims.work:
+            self._pace = case, seconds
         if call.timeout:
             text = f"it did not return within {self.limit:g} s in the case '{case.name}'."
             self.say("timeout", text, case=case.name)
@@ -82,6 +118,9 @@ class Session:
             self.traceback = self.traceback or call.crash or ""
         elif call.crash is not None:
             self.crashes.append((case, call))
+        if self.recorded is not None:
+            self.recorded.observe(self, call.results)
+            return True
         truth = Truth(case, self.dtype)
         found = call.results
         results = {n: found[n] for n in RESULTS if n in found and (n in case.options or truth.value(n) is not None)}

@@ -38,7 +38,7 @@ def cut(case: Case, n: Dims) -> Case:
     if isinstance(options.get("segments"), tuple):
         ids, key_ids = options["segments"]
         options["segments"] = (_cut(ids, ("b", "t"), n), _cut(key_ids, ("b", "s"), n))
-    return Case(case.name, n, arrays, options)
+    return replace(case, dims=n, arrays=arrays, options=options)
 
 
 def _fewer(size: int, *tried: int) -> list[int]:
@@ -61,9 +61,9 @@ def _smaller(n: Dims) -> Iterator[Dims]:
     if n.hk == 1:
         for hq in range(1, n.hq):
             yield _modelled(replace(n, hq=hq), n)
-    for d in _fewer(n.d, 1, 2, n.d // 2):
+    for d in _fewer(n.d, 2, max(n.d // 2, 2)):  # not 1, where a missing scale cannot show
         yield _modelled(replace(n, d=d, e=d) if n.d == n.e else replace(n, d=d), n)
-    for e in _fewer(n.e, 1, 2, n.e // 2) if n.d != n.e else ():
+    for e in _fewer(n.e, 2, max(n.e // 2, 2)) if n.d != n.e else ():
         yield replace(n, e=e)
     if n.model is not None and n.model != n.inner:
         for model in _fewer(n.model, 1, 2, n.model // 2):
@@ -101,6 +101,8 @@ def shrink(case: Case, fails: Callable[[Case], bool], budget: Budget) -> Case:
 def smallest_case(session: Session, name: str, budget: Budget) -> str:
     """The smallest case that still fails in the result ``name``, as code."""
     target = session.target
+    if session.recorded is not None:
+        return session.recorded.told
     bad = [o for o in session.observations if name in o.judgements and not o.judgements[name].right]
     start = min(bad, key=lambda o: o.size)
     kind = start.judgements[name].kind
@@ -120,6 +122,9 @@ def smallest_case(session: Session, name: str, budget: Budget) -> str:
         return True
 
     case = shrink(start.truth.case, fails, budget)
+    drawn = _drawn(case)
+    drawn = drawn if drawn is not None and fails(drawn) else None
+    case = drawn or case
     fails(case)
     comment = f"{symbol(name)} is wrong here (the case '{case.name}', shrunk)."
     if "truth" in last:
@@ -128,7 +133,30 @@ def smallest_case(session: Session, name: str, budget: Budget) -> str:
             comment += f"\n{name} should be\n{truth}\nbut it is\n{got}"
     n = case.dims
     text = target.code.replace("{heads}", str(n.hq)).replace("{kv_heads}", str(n.hk)).replace("{model}", str(n.model))
-    return as_code(case, target.arguments, text, target.keywords, comment)
+    return as_code(target.view(case.spelt), target.arguments, text, target.keywords, comment, drawn is not None)
+
+
+_MANY = 200
+"""Numbers from which on a case is told by how it is drawn."""
+
+
+def _drawn(case: Case) -> Case | None:
+    """A large case with values that one line of code draws; None for a small one."""
+    if sum(x.size for x in case.arrays.values()) < _MANY or any(
+        isinstance(x, np.ndarray) for x in case.options.values()
+    ):
+        return None
+    return replace(case, arrays={name: _draw(name, x.shape).astype(x.dtype) for name, x in case.arrays.items()})
+
+
+def _draw(name: str, shape: tuple[int, ...]) -> NDArray:
+    return np.random.default_rng(len(name) + ord(name[0])).standard_normal(shape)
+
+
+def _code_of_draw(name: str, x: NDArray) -> str:
+    module = "ml_dtypes" if x.dtype == BFLOAT16 else "np"
+    seed = len(name) + ord(name[0])
+    return f"np.random.default_rng({seed}).standard_normal({x.shape}).astype({module}.{x.dtype})"
 
 
 def _literal(x: NDArray) -> str:
@@ -142,13 +170,18 @@ def _literal(x: NDArray) -> str:
     return f"np.array({listed}, dtype={module}.{x.dtype})"
 
 
-def as_code(case: Case, wanted: tuple[str, ...], call: str, option_names: tuple[str, ...], comment: str) -> str:
-    """A script that makes the case and calls the candidate."""
+def as_code(
+    case: Case, wanted: tuple[str, ...], call: str, option_names: tuple[str, ...], comment: str, drawn: bool = False
+) -> str:
+    """A script that makes the case and calls the candidate; ``drawn``: its values are those of ``_draw``."""
     lines = ["import numpy as np"]
     if any(x.dtype == BFLOAT16 for x in case.arrays.values()):
         lines.append("import ml_dtypes")
     lines += [f"# {line}" for line in comment.splitlines()]
-    lines += [f"{name} = {_literal(case.arrays[name])}" for name in wanted if name in case.arrays]
+    for name in wanted:
+        if name in case.arrays:
+            x = case.arrays[name]
+            lines.append(f"{name} = {_code_of_draw(name, x) if drawn else _literal(x)}")
     passed = ""
     for name, value in case.options.items():
         if name not in OPTION_NAMES or name not in option_names:

@@ -26,6 +26,8 @@ class Undefined(Exception):  # noqa: N818
 
 _BACK = {name: f"{name}_back" for name in ("visible", "weights", "keep", "slope")}
 """The backward may see other weights than the forward had, so these have names of their own."""
+_SECOND = {name: f"{name}_second" for name in ("weights_dot", "out_dot", "lse_dot")}
+"""So has second order, by double backward, which need not share code with forward mode."""
 
 _READS: Mapping[str, Mapping[str, str]] = {
     "z": {"scale": "scale_z"},
@@ -40,7 +42,7 @@ _MADE = {"dq": "dq_made", "dk": "dk_made", "dv": "dv_made"}
 """Gradients as they are made; the name without ``_made`` is what is returned in its place."""
 
 _ALIASES = {
-    **{alias: name for name, alias in _BACK.items()},
+    **{alias: name for name, alias in {**_BACK, **_SECOND}.items()},
     **_MADE,
     **dict.fromkeys(("scale_z", "scale_dq", "scale_dk"), "scale_value"),
     "band": "window",
@@ -64,8 +66,12 @@ def _attention_steps() -> dict[str, Step]:
     found = {name: Step(function, parameters(function)) for name, function in _OWN.items()}
     found["modifier"] = Step(compose, tuple(MODIFIERS))
     for name, step in STEPS.items():
-        names = {"scale": "scale_value", **(_BACK if step.stage == "backward" else {}), **_READS.get(name, {})}
+        own = {"backward": _BACK, "second": _SECOND}.get(step.stage, {})
+        names = {"scale": "scale_value", **own, **_READS.get(name, {})}
         found[_MADE.get(name, name)] = step._replace(reads=tuple(names.get(x, x) for x in step.reads))
+    found |= {
+        f"d{x}_mixed": found[f"d{x}_dot"] for x in "qkv"
+    }  # reverse over forward: the same numbers, asked otherwise
     return found | {alias: Step(lambda x: x, (name,)) for alias, name in _ALIASES.items()}
 
 
@@ -102,6 +108,13 @@ def _self_attention(query: Any, key: Any, value: Any, dquery: Any, dkey: Any, dv
     return dquery + dkey + dvalue
 
 
+def _memory(key: Any, value: Any, dkey: Any, dvalue: Any) -> Any:
+    """The gradient of the one input of keys and values."""
+    if not np.array_equal(key, value):
+        raise Undefined
+    return dkey + dvalue
+
+
 _STEPS: dict[str, Callable[..., Any]] = {
     # how heads are split and merged, as functions; in the backward each inverts the other
     "split": lambda: split_heads,
@@ -130,6 +143,7 @@ _STEPS: dict[str, Callable[..., Any]] = {
     "dkey": lambda input_gradient, dk_flat, w_k: input_gradient(dk_flat, w_k),
     "dvalue": lambda input_gradient, dv_flat, w_v: input_gradient(dv_flat, w_v),
     "dx": _self_attention,
+    "dmemory": _memory,
 }
 
 LAYER_STEPS = {name: Step(function, parameters(function)) for name, function in _STEPS.items()}

@@ -2,52 +2,25 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from attngrad.auditor import objects
+from attngrad.auditor import calls, names
+from attngrad.auditor.calls import QKV, BadCandidate, Parameters, parameters_of
+from attngrad.auditor.candidate import named_results
 from attngrad.auditor.cases import Caller, Case
+from attngrad.auditor.layer_functions import LayerFunction
+from attngrad.auditor.layers import as_array
+from attngrad.auditor.layouts import LAYOUTS, MERGED, Layout, packed, seqlens
+from attngrad.auditor.objects import LayerObject, is_layer_object
+from attngrad.auditor.pairs import as_function, is_pair
+from attngrad.auditor.pipeline import RESULTS, Pipeline
 from attngrad.auditor.plans import INPUTS, Dims
 from attngrad.core.arrays import NDArray
-from attngrad.core.options import OPTION_NAMES
-
-QKV = ("q", "k", "v", "dout")
-
-
-class Parameters(NamedTuple):
-    """The parameters that must be given by position; those that can be by keyword; whether any can (``**``)."""
-
-    required: tuple[str, ...] = QKV
-    keywords: frozenset[str] = frozenset()
-    everything: bool = False
-    names: tuple[str, ...] = ()
-    """All of them; with ``**``, those of the options."""
-
-
-def parameters_of(candidate: Any) -> Parameters:
-    """The parameters of a candidate; where it has no signature that could be read, (q, k, v, dout)."""
-    try:
-        found = inspect.signature(candidate).parameters.values()
-    except (TypeError, ValueError):
-        return Parameters()
-    kinds = inspect.Parameter
-    required: tuple[str, ...] = ()
-    keywords, everything = set(), False
-    for p in found:
-        if p.kind in (kinds.POSITIONAL_ONLY, kinds.POSITIONAL_OR_KEYWORD) and p.default is kinds.empty:
-            required += (p.name,)
-        elif p.kind in (kinds.POSITIONAL_OR_KEYWORD, kinds.KEYWORD_ONLY):
-            keywords.add(p.name)
-        elif p.kind is kinds.VAR_POSITIONAL and not required:
-            required = QKV
-        elif p.kind is kinds.VAR_KEYWORD:
-            everything = True
-    names = tuple(OPTION_NAMES) if everything else tuple(p.name for p in found)
-    return Parameters(required, frozenset(keywords), everything, names)
+from attngrad.core.options import OPTION_NAMES, OPTIONS
 
 
 def fresh(x: NDArray) -> NDArray:
@@ -76,26 +49,14 @@ def arrays_in(options: Mapping[str, Any]) -> dict[str, NDArray]:
     return found | {f"{name}[{i}]": y for name, x in pairs for i, y in enumerate(x) if isinstance(y, np.ndarray)}
 
 
-_NAMES = {
-    "q": ("q", "query", "queries"),
-    "k": ("k", "key", "keys"),
-    "v": ("v", "value", "values"),
-    "dout": ("dout", "do", "d_out", "grad_out", "grad_output", "dy", "g", "cotangent"),
-    "q_dot": ("q_dot", "qdot", "dot_q"),
-    "k_dot": ("k_dot", "kdot", "dot_k"),
-    "v_dot": ("v_dot", "vdot", "dot_v"),
-    "dout_dot": ("dout_dot", "do_dot"),
-}
-_ALIASES = {alias: name for name, aliases in _NAMES.items() for alias in aliases}
 _TANGENTS = ("q_dot", "k_dot", "v_dot")
 _PAIRS = {"primals": QKV[:3], "tangents": _TANGENTS}
 _ORDERS = (QKV[:3], QKV, (*QKV[:3], *_TANGENTS), (*QKV, *_TANGENTS), (*QKV, *_TANGENTS, "dout_dot"))
-_BY_COUNT = {len(names): names for names in _ORDERS}
+_BY_COUNT = {len(order): order for order in _ORDERS}
+_PACKED = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
+_ASKED = (*_PACKED, "num_heads", "num_kv_heads", "stack_axis")
+_SAVED = ("out", "lse", "weights")
 LAYER_ARGUMENTS = (*INPUTS["layer"], "num_heads")
-
-
-class BadCandidate(TypeError):  # noqa: N818
-    """The candidate cannot be called in any way that the auditor knows."""
 
 
 @dataclass(frozen=True)
@@ -115,87 +76,218 @@ class Target:
     """Whether the layer has no w_o."""
     adapt: Callable[[Dims], Dims | None] | None = None
     """The sizes that it takes in place of these; None where it takes none."""
+    recast: Callable[[Case], Case] = lambda case: case
+    """The case that it is given in place of one: one input for all, or sequences end to end."""
+    view: Callable[[Case], Case] = lambda case: case
+    """A case with the arrays as it gets them, for the report."""
+    layout: Layout = LAYOUTS["BHTD"]
 
 
-def target_of(candidate: Any, level: str, supports: frozenset[str]) -> Target:
-    """How to call ``candidate``; BadCandidate where there is no way."""
+def level_of(candidate: Any) -> str:
+    """Whether it is attention, or a layer: an object or a function with weights."""
+    if is_layer_object(candidate):
+        return "layer" if LayerObject(candidate, np.float64).has_weights else "attention"
+    try:
+        found = calls.parameters(candidate[0] if is_pair(candidate) else candidate, "layer")
+    except (TypeError, ValueError):
+        return "attention"
+    return "layer" if any((p.means or "").startswith("w_") or p.means == "parameters" for p in found) else "attention"
+
+
+def own_options(candidate: Any, options: Any, sizes: Any) -> tuple[Any, Any]:
+    """Options and sizes, with what was given by the candidate's own names: ``is_causal``, ``n_head``."""
+    if not isinstance(options, Mapping) or not isinstance(sizes, (Mapping, type(None))):
+        return options, sizes
+    function = candidate[0] if is_pair(candidate) else getattr(candidate, "forward", candidate)
+    taken_names = parameters_of(function).names
+    found: dict[str, Any] = {}
+    for name, x in options.items():
+        own = name in taken_names and name not in OPTION_NAMES
+        if own and names.known(name, "given") == "num_heads":
+            sizes = {**(sizes or {}), "heads": x}
+        else:
+            found[(names.known(name, "options") if own else None) or name] = x
+    return found, sizes
+
+
+def target_of(
+    candidate: Any,
+    level: str,
+    supports: frozenset[str],
+    layout: Layout | None = None,
+    dtype: Any = np.float64,
+    convert: Callable[[Any], Any] | None = None,
+) -> Target:
+    """How to call ``candidate``, with arrays as ``convert`` makes them; BadCandidate where there is no way."""
+    convert = convert or (lambda x: x)
     if level == "attention":
-        return _attention(candidate)
-    return _object(candidate) if objects.is_layer_object(candidate) else _layer(candidate, supports)
-
-
-def _attention(candidate: Any) -> Target:
-    """``candidate(q, k, v[, dout][, tangents], **options)``, by its signature."""
-    required, keywords, everything, names = parameters_of(candidate)
-    # Options may be required parameters too: def f(q, k, v, dout, causal).
-    arrays = [name for name in required if name not in OPTION_NAMES]
-    by_keyword = keywords | {name for name in required if name in OPTION_NAMES}
-    known = [_ALIASES.get(name.lower()) for name in arrays]
-    if not _PAIRS.keys().isdisjoint(required):
-        wanted: tuple[str, ...] = tuple(arrays)
-    elif None not in known and len(set(known)) == len(known) and {"q", "k", "v"} <= set(known):
-        wanted = tuple(name for name in known if name)
-    elif len(arrays) in _BY_COUNT:
-        wanted = _BY_COUNT[len(arrays)]
-    else:
-        raise BadCandidate(
-            "audit: candidate must take (q, k, v, dout), or (q, k, v) for a forward alone; "
-            f"it takes ({', '.join(required)})."
-        )
-
-    def prepare(case: Case) -> tuple[Callable[[], Any], dict[str, NDArray]]:
-        own = {name: fresh(x) for name, x in case.arrays.items()}
-        values = [
-            tuple(own[x] for x in _PAIRS[name]) if name in _PAIRS else own[_ALIASES.get(name.lower(), name)]
-            for name in wanted
-        ]
-        options = taken(case.options, by_keyword, everything)
-        options |= {name: own[name] for name in ("bias_dot", "sinks_dot") if name in keywords and name in own}
-        return lambda: candidate(*values, **options), own | arrays_in(options)
-
-    shown = ", ".join(f"({', '.join(_PAIRS[x])})" if x in _PAIRS else x for x in wanted)
-    return Target(
-        prepare,
-        "attention",
-        tuple(y for x in wanted for y in _PAIRS.get(x, (x,))),
-        f"results = candidate({shown}{{options}})",
-        names,
-        tangents=any(name.endswith("_dot") or name == "tangents" for name in wanted),
+        return _attention(as_function(candidate), layout or LAYOUTS["BHTD"], convert)
+    return (
+        _object(candidate, dtype, convert)
+        if is_layer_object(candidate)
+        else _layer(candidate, supports, dtype, convert)
     )
 
 
-def _layer(candidate: Any, supports: frozenset[str]) -> Target:
-    """``candidate(query, key, value, w_q, w_k, w_v, w_o, dy, num_heads, **options)``."""
-    required, keywords, everything, names = parameters_of(candidate)
-    by_keyword = keywords | {name for name in required if name in (*OPTION_NAMES, "num_kv_heads")}
-    arrays = tuple(name for name in required if name not in by_keyword)
-    if len(arrays) != len(LAYER_ARGUMENTS) and arrays != QKV:
-        raise BadCandidate(
-            f"audit: a layer candidate must take ({', '.join(LAYER_ARGUMENTS)}); it takes ({', '.join(required)})."
-        )
+def option_names(found: Parameters) -> dict[str, str]:
+    """How a candidate spells the options that it takes, by their names here."""
+    own = {*found.required, *found.keywords}
+    spelled = {means: name for name in own if (means := names.known(name, "options")) is not None}
+    return spelled | {name: name for name in own if name in OPTION_NAMES}
+
+
+def option_value(name: str, spelled: str, value: Any) -> Any:
+    """An option as its spelling has it: FlashAttention writes -1 for an open side of the window."""
+    if name == "window" and spelled != "window" and isinstance(value, tuple):
+        return tuple(-1 if x is None else x for x in value)
+    return value
+
+
+def _arrays_of(candidate: Any, found: Parameters, spelled: dict[str, str]) -> tuple[str, ...]:
+    """The arrays that are its required parameters, by name."""
+    own = set(spelled.values())
+    required = [x for x in found.required if x not in own and names.known(x, "given") not in _ASKED]
+    means = [calls.meaning(x, "attention") for x in required]
+    if not _PAIRS.keys().isdisjoint(required):
+        return tuple(required)
+    if None not in means and len(set(means)) == len(means) and {"q", "k", "v"} <= set(means):
+        return tuple(x for x in means if x)
+    if len(required) in _BY_COUNT:
+        return _BY_COUNT[len(required)]
+    raise BadCandidate(
+        "audit: candidate must take (q, k, v, dout), or (q, k, v) for a forward alone; "
+        f"it takes ({', '.join(found.required)})."
+    )
+
+
+def _attention(candidate: Any, layout: Layout, convert: Callable[[Any], Any]) -> Target:
+    """``candidate(q, k, v[, dout][, tangents], **options)``, by its signature, in a layout."""
+    found = parameters_of(candidate)
+    spelled = option_names(found)
+    wanted = _arrays_of(candidate, found, spelled)
+    given = {m: x for x in (*found.required, *found.keywords) if (m := names.known(x, "given")) is not None}
+    layout = MERGED if layout.name == "BTD" and "num_heads" in given else layout
+    tangents = any(name.endswith("_dot") or name == "tangents" for name in wanted)
+    by_name = set(found.keywords)
+    others = {*spelled.values(), *(x for m, x in given.items() if m in _ASKED)}
+
+    def arguments(case: Case) -> tuple[dict[str, NDArray], dict[str, Any]]:
+        def give(name: str, x: Any) -> Any:
+            return layout.give(name, layout.by_group(name, x, case.dims))
+
+        own = {name: fresh(give(name, x)) for name, x in case.arrays.items()}
+        if saved := [name for name in _SAVED if name in wanted]:
+            exact = Pipeline(case.given, np.longdouble)
+            own |= {x: np.array(give(x, getattr(exact, x).astype(case.arrays["q"].dtype))) for x in saved}
+        options = {name: option_value(name, spelled.get(name, name), give(name, x)) for name, x in case.options.items()}
+        options |= {
+            name: _default(name, case.dims)
+            for name in spelled
+            if spelled[name] in found.required and name not in options
+        }
+        keywords = {spelled.get(n, n): x for n, x in taken(options, frozenset(spelled), found.everything).items()}
+        keywords |= {name: own[name] for name in ("bias_dot", "sinks_dot") if name in by_name and name in own}
+        return own, keywords | {given[n]: x for n, x in _lengths(case, layout).items() if n in given}
 
     def prepare(case: Case) -> tuple[Callable[[], Any], dict[str, NDArray]]:
-        own = {name: fresh(case.arrays[name]) for name in LAYER_ARGUMENTS[:-1]}
-        options = taken(case.options, by_keyword, everything)
-        if "num_kv_heads" in by_keyword:
-            options["num_kv_heads"] = case.dims.hk
-        return lambda: candidate(*own.values(), case.dims.hq, **options), own | arrays_in(options)
+        own, keywords = arguments(case)
+        values = [tuple(own[x] for x in _PAIRS[name]) if name in _PAIRS else own[name] for name in wanted]
 
-    asks = "num_kv_heads" in names
-    many = ", num_kv_heads={kv_heads}" if asks else ""
-    code = f"results = candidate({', '.join(LAYER_ARGUMENTS[:-1])}, num_heads={{heads}}{many}{{options}})"
-    adapt = None if asks or "gqa" in supports else _one_key_head_each
-    return Target(prepare, "layer", LAYER_ARGUMENTS[:-1], code, names, adapt=adapt)
+        def action() -> Any:
+            more = {name: convert(x) for name, x in keywords.items()}
+            left = [convert(x) for x in values]
+            by_place = [more.pop(x, None) if x in others else left.pop(0) for x in found.required]
+            return read_in(layout, candidate(*by_place, *left, **more), case, tangents)
+
+        return action, own | arrays_in(keywords)
+
+    def view(case: Case) -> Case:
+        own, keywords = arguments(case)
+        return replace(
+            case,
+            arrays=own
+            | {x: keywords[given[x]] for x in _PACKED if x in given and isinstance(keywords.get(given[x]), np.ndarray)},
+        )
+
+    shown = ", ".join(f"({', '.join(_PAIRS[x])})" if x in _PAIRS else x for x in wanted)
+    shown += "".join(
+        f", {own}={{{name}}}" if name == "num_heads" else f", {own}={name}"
+        for name, own in given.items()
+        if name in (*_PACKED[:2], "num_heads")
+    )
+    shown = shown.replace("{num_heads}", "{heads}")
+    return Target(
+        prepare,
+        "attention",
+        (*(y for x in wanted for y in _PAIRS.get(x, (x,))), *(x for x in (*_PACKED, "stack_axis") if x in given)),
+        f"results = candidate({shown}{{options}})",
+        (*found.names, *spelled),
+        tangents=tangents,
+        adapt=None if layout.name == "BHTD" else layout.adapt,
+        recast=packed if layout.name == "packed" and layout.stack is None else lambda case: case,
+        view=view,
+        layout=layout,
+    )
 
 
-def _one_key_head_each(n: Dims) -> Dims | None:
-    """No groups: a layer is told the number of key heads only where it asks for it, or claims to find it in w_k."""
-    return None if "gqa" in n.features else n
+def _default(name: str, n: Dims) -> Any:
+    """What an option is that must be given and is not asked for."""
+    return 1.0 / np.sqrt(n.d) if name == "scale" else OPTIONS[name].default
 
 
-def _object(candidate: Any) -> Target:
+def _lengths(case: Case, layout: Layout) -> dict[str, Any]:
+    """What a candidate may ask for beside the arrays: the number of heads, where sequences begin."""
+    found: dict[str, Any] = {"num_heads": case.dims.hq, "num_kv_heads": case.dims.hk}
+    if layout.stack is not None:
+        found["stack_axis"] = layout.stack
+    elif layout.name == "packed":
+        ids = case.options["segments"]
+        parts = 1 + max(int(x.max(initial=0)) for x in ids)
+        for name, x in zip("qk", ids, strict=True):
+            found[f"cu_seqlens_{name}"], found[f"max_seqlen_{name}"] = seqlens(x, parts)
+    return found
+
+
+def read_in(layout: Layout, value: Any, case: Case, tangents: bool) -> Any:
+    """What a candidate of attention returned, by the names and in the shapes of the auditor."""
+    if value is None:
+        return None
+    try:
+        named = named_results(value, case, "attention", tangents)
+    except ValueError:  # which is told where the value is read
+        return value
+    found: dict[str, Any] = {}
+    for name, x in named.items():
+        means = f"d{name}" if name in QKV[:3] else name if name in RESULTS else names.known(name, "results") or name
+        array = as_array(x)
+        found[means] = x if array is None else layout.by_group(means, layout.read(means, array, case), case.dims, True)
+    return found
+
+
+def _layer(candidate: Any, supports: frozenset[str], dtype: Any, convert: Callable[[Any], Any]) -> Target:
+    """``candidate(query, key, value, w_q, w_k, w_v, w_o, dy, num_heads, **options)``, or what it takes of these."""
+    layer = LayerFunction(candidate, dtype, convert)
+    adapt = layer.convention.adapt
+    if "num_kv_heads" not in layer.takes and "gqa" not in supports:
+        adapt = lambda n: None if "gqa" in n.features else layer.convention.adapt(n)  # noqa: E731
+    return Target(
+        layer.prepare,
+        "layer",
+        layer.convention.arguments,
+        layer.code(),
+        layer.keywords,
+        plain_output=layer.convention.plain_output,
+        adapt=adapt,
+        recast=layer.convention.recast,
+        view=layer.convention.view,
+    )
+
+
+def _object(candidate: Any, dtype: Any, convert: Callable[[Any], Any]) -> Target:
     """A class or object with ``forward`` and ``backward``."""
-    plain = not objects.has_output_projection(candidate)
-    given = tuple(name for name in LAYER_ARGUMENTS[:-1] if name != "w_o" or not plain)
-    prepare, code, adapt = objects.object_caller(candidate), objects.call_as_code(candidate), objects.sizes(candidate)
-    return Target(prepare, "layer", given, code, plain_output=plain, adapt=adapt)
+    layer = LayerObject(candidate, dtype, convert)
+    has = layer.convention
+    return Target(
+        layer.caller(), "layer", has.arguments, layer.code(), plain_output=has.plain_output, adapt=layer.adapt,
+        recast=has.recast, view=has.view,
+    )  # fmt: skip

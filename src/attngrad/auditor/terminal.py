@@ -87,9 +87,11 @@ def _mistakes(report: AuditReport, console: Console) -> None:
 
 def _findings(report: AuditReport, console: Console) -> None:
     patterns = [s for s in report.stages if s.pattern]
+    unexplained = {f.name for f in report.findings if f.kind == "unexplained"}
     if patterns:
         console.print()
-        console.print(Text.assemble(("Finding  ", "bold red"), "Wrong, and no known mistake explains it:"))
+        words = "Wrong, and no known mistake explains it:" if unexplained else "Where it is wrong:"
+        console.print(Text.assemble(("Finding  ", "bold red"), words))
         rows = Table.grid(padding=(0, 1))
         for stage in patterns:
             rows.add_row(Text(f"  {symbol(stage.name)}", "bold"), Text(stage.pattern))
@@ -102,6 +104,10 @@ def _findings(report: AuditReport, console: Console) -> None:
         console.print()
         label = ("Finding  ", "bold red") if finding.fault else ("Note  ", "bold cyan")
         console.print(Text.assemble(label, finding.text))
+    for head, lines in (("Tried", report.tried), ("Not tried", report.untried)):
+        if lines:
+            console.print()
+            print_hanging(Text(f"{head}  ", "dim"), Text("; ".join(lines) + ".", "dim"), console)
 
 
 def as_text(report: AuditReport, width: int = 120) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 INDEX: list[dict[str, Any]] = tomllib.loads((HERE / "index.toml").read_text())["candidate"]
+VARIATIONS: list[dict[str, Any]] = tomllib.loads((HERE / "variations.toml").read_text())["candidate"]
 
 
 def label(entry: dict[str, Any]) -> str:

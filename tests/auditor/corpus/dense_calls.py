@@ -13,11 +13,12 @@ import torch
 from .candidates import load
 
 # What a case is made of. large: factor on q; mask: seen (True = attend), hidden or additive; keyword: its argument;
-# offset: of the causal mask; tiled: query head h has key head h % Hk; order, tangent: 1 or 2, up to which derivative.
+# implicit: causal without an argument; scale: given; offset: of the causal mask; tiled: query head h has key head
+# h % Hk; order, tangent: 1 or 2, up to which derivative.
 ORDINARY = {
     "B": 2, "Hq": 2, "Hk": 2, "T": 6, "S": 9, "D": 4, "E": 5, "causal": False, "mask": None, "keyword": None,
-    "offset": None, "tiled": False, "large": 1.0, "dtype": "float64", "order": 1, "tangent": 0, "seed": None,
-    "calls": 1,
+    "implicit": False, "scale": None, "offset": None, "tiled": False, "large": 1.0, "dtype": "float64", "order": 1,
+    "tangent": 0, "seed": None, "calls": 1,
 }  # fmt: skip
 
 
@@ -52,7 +53,7 @@ def dense(c: SimpleNamespace, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor)
     seen = torch.ones(t, s, dtype=torch.bool) if c.seen is None else torch.as_tensor(c.seen)
     if c.causal:
         seen = seen & torch.ones(t, s, dtype=torch.bool).tril(s - t if c.offset is None else c.offset)
-    z = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(~seen, -1e300)
+    z = (q @ k.mT * (c.scale or q.shape[-1] ** -0.5)).masked_fill(~seen, -1e300)
     return (z.softmax(-1) * seen) @ v
 
 
@@ -135,7 +136,9 @@ def keywords(c: SimpleNamespace) -> dict[str, Any]:
     if c.mask:
         mask = {"seen": c.seen, "hidden": ~c.seen, "additive": np.where(c.seen, 0.0, -np.inf)} if c.mask else {}
         return {c.keyword or "mask": mask[c.mask]}
-    return {c.keyword or "causal": True} if c.causal else {}
+    if c.scale is not None:
+        return {c.keyword or "scale": c.scale}
+    return {c.keyword or "causal": True} if c.causal and not c.implicit else {}
 
 
 def call_gradients(entry: dict[str, Any], f: Any, c: SimpleNamespace) -> dict[str, Any]:
@@ -153,6 +156,8 @@ def call_gradients(entry: dict[str, Any], f: Any, c: SimpleNamespace) -> dict[st
     else:
         result = f(do, q, k, v, **extra) if entry["kind"] == "grads-dout-first" else f(q, k, v, do, **extra)
     found = {}
+    if isinstance(result, dict) and "out" in result:
+        found["out"], result = result["out"], {n: x for n, x in result.items() if n != "out"}
     if len(result) == 2:
         found["out"], result = result
     found |= dict(zip(("dq", "dk", "dv"), result.values() if isinstance(result, dict) else result, strict=True))
@@ -276,6 +281,9 @@ def weights_of(name: str, layer: Any) -> tuple[dict[str, Any], Any, int]:
             return grads | {"o": layer.wo.grad, "x": returned}
 
         return w, read, layer.heads
+    if hasattr(layer, "params"):
+        w = {n[1]: a for n, a in layer.params.items()}
+        return w, lambda returned: {n[1]: a for n, a in layer.grads.items()} | {"x": returned}, layer.num_heads
     if hasattr(layer, "wq"):  # tinyformer
         parts = {"q": layer.wq, "k": layer.wk, "v": layer.wv}
         return (
@@ -304,6 +312,15 @@ def error_of_layer_pair(entry: dict[str, Any], pair: Any, c: SimpleNamespace) ->
     dx, grads = pair[1](do, cache)
     found = {"y": y, "x": dx, **{n[-1]: g for n, g in grads.items()}}
     return distance(found, dense_layer(x, {n[-1]: a for n, a in params.items()}, do, entry["options"]["n_head"]))
+
+
+def error_of_layer_steps(entry: dict[str, Any], pair: Any, c: SimpleNamespace) -> float:
+    rng = np.random.default_rng(27)
+    x, do = rng.standard_normal((2, 3, 5, 8))
+    w = dict(zip("qkv", rng.standard_normal((3, 8, 8)), strict=True))
+    y, cache = pair[0](x, *w.values(), *entry["options"].values())
+    found = {"y": y, **dict(zip("xqkv", pair[1](do, cache), strict=True))}
+    return distance(found, dense_layer(x, w, do, *entry["options"].values()))
 
 
 def error_of_layer_cross(entry: dict[str, Any], cls: Any, c: SimpleNamespace) -> float:
@@ -345,11 +362,27 @@ def error_of_module(entry: dict[str, Any], module: Any, c: SimpleNamespace) -> f
     return distance(found, dense_layer(x.detach().numpy(), w, do, heads, causal=True))
 
 
+def error_of_fused_module(entry: dict[str, Any], module: Any, c: SimpleNamespace) -> float:
+    rng, module = np.random.default_rng(28), module.double()
+
+    def take(qkv: torch.Tensor, o: torch.Tensor) -> dict[str, Any]:
+        three = qkv.reshape(module.heads, 3, -1, qkv.shape[1]).unbind(1)
+        return {n: a.reshape(-1, qkv.shape[1]).T for n, a in zip("qkv", three, strict=True)} | {"o": o.T}
+
+    x = torch.tensor(rng.standard_normal((2, 6, module.proj.weight.shape[0])), requires_grad=True)
+    y = module(x)
+    do = torch.tensor(rng.standard_normal(y.shape))
+    dx, *grads = torch.autograd.grad((y * do).sum(), [x, module.qkv.weight, module.proj.weight])
+    w = {n: a.detach().numpy() for n, a in take(module.qkv.weight, module.proj.weight).items()}
+    return distance({"y": y, "x": dx, **take(*grads)}, dense_layer(x.detach().numpy(), w, do, module.heads))
+
+
 ERRORS = {
     "grads": error_of_gradients, "grads-dout-first": error_of_gradients, "pair": error_of_gradients,
     "object": error_of_gradients, "torch": error_of_torch, "jax": error_of_jax, "packed": error_of_packed,
     "varlen": error_of_varlen, "layer": error_of_layer, "layer-pair": error_of_layer_pair,
-    "layer-cross": error_of_layer_cross, "module": error_of_module,
+    "layer-cross": error_of_layer_cross, "module": error_of_module, "layer-steps": error_of_layer_steps,
+    "module-fused": error_of_fused_module,
 }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import attngrad
 
-from .candidates import INDEX, label, load
+from .candidates import INDEX, VARIATIONS, label, load
 
 KEYWORDS = ("layout", "sizes", "level", "options")
 
@@ -63,9 +63,10 @@ def stated(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def named_in_full(entry: dict[str, Any], report: Any) -> bool:
-    """Whether the mistakes of the report, or one of its explanations, are one of the namings of the index."""
+    """Whether the report's mistakes, or one of its explanations, are a naming of the index, and leave nothing open."""
     told = [set(report.mistakes), *({m.id for m in state} for state in report.explanations)]
-    return report.status == "wrong" and any(set(names) in told for names in entry.get("named", ()))
+    whole = report.status == "wrong" and all(f.kind != "unexplained" for f in report.findings)
+    return whole and any(set(names) in told for names in entry.get("named", ()))
 
 
 def score(entry: dict[str, Any], apply: bool = False, **keywords: Any) -> Row:
@@ -98,11 +99,12 @@ def main() -> None:
     parser.add_argument("words", nargs="*", help="only candidates whose file:name contains one of these")
     parser.add_argument("--effort", default="default", choices=("quick", "default", "full"))
     parser.add_argument("--apply", action="store_true", help="pass Function.apply in place of the Function")
+    parser.add_argument("--variations", action="store_true", help="those of variations.toml")
     chosen = parser.parse_args()
     columns = ("candidate", "is", "audit says", "verdict", "named", "mistakes, or what it said", "s")
     print("| " + " | ".join(columns) + " |\n" + "|---" * len(columns) + "|")
     rows = []
-    for entry in INDEX:
+    for entry in VARIATIONS if chosen.variations else INDEX:
         if not chosen.words or any(word in label(entry) for word in chosen.words):
             rows.append(score(entry, chosen.apply, effort=chosen.effort))
             print("| " + " | ".join(rows[-1].cells()) + " |", flush=True)

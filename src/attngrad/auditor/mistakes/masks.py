@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from attngrad.auditor.mistakes import Base, Variant, delta_from_weights, need, way, weights_from_lse, where
+from attngrad.auditor.mistakes import Base, Variant, Wild, delta_from_weights, need, way, weights_from_lse, where
 from attngrad.auditor.pipeline import Override, Pipeline
 from attngrad.reference.dense import rowsum, zero_hidden
 
@@ -112,6 +112,10 @@ VARIANTS = {
         way("", position=_other_alignment),
         *_backward_only(position=lambda p: _other_alignment(p, lambda: None)),
     ),
+    "causal-offset-sign": (
+        way("in both passes", position=where(lambda p: p.causal, lambda p, base: -base())),
+        *_backward_only(position=lambda p: -p.position),
+    ),
     "mask-ignored": (way("in both passes", visible=_sees_all),),
     "mask-ignored-in-backward": tuple(
         variant
@@ -137,6 +141,20 @@ VARIANTS = {
             weights=_uniform,
             visible_back=_seen_when_blind,
             delta=delta_from_weights,
+        ),
+        way("NaN, as 0/0", weights=lambda p, base: np.where(_fully_masked(p), p.c(np.nan), base())),
+        way(
+            "NaN, as 0/0, with a gradient at its scores",
+            weights=lambda p, base: np.where(_fully_masked(p), p.c(np.nan), base()),
+            visible_back=_seen_when_blind,
+        ),
+        Variant(
+            {
+                "weights": lambda p, base: np.where(_fully_masked(p), p.c(Wild), base()),
+                "visible_back": _seen_when_blind,
+            },
+            "weights by scores that should be hidden",
+            wild=True,
         ),
         way("in the forward pass", weights=_uniform, weights_back=lambda p, base: zero_hidden(p.weights, p.visible)),
     ),

@@ -31,7 +31,12 @@ VARIANTS = {
     "scale-missing": _everywhere(lambda p, s: 1.0, single=False),
     "scale-twice": _everywhere(lambda p, s: s * s, single=True),
     "scale-by-d": _everywhere(lambda p, s: 1 / np.longdouble(p.q.shape[-1]), single=True),
+    "scale-by-length": (
+        *_everywhere(lambda p, s: 1 / np.sqrt(np.longdouble(p.q.shape[-2])), single=False),
+        *_everywhere(lambda p, s: 1 / np.sqrt(np.longdouble(p.k.shape[-2])), single=False),
+    ),
     "scale-by-sqrt-d": _everywhere(lambda p, s: np.sqrt(np.longdouble(p.q.shape[-1])), single=True),
+    "scale-ignored": _everywhere(lambda p, s: 1 / np.sqrt(np.longdouble(p.q.shape[-1])), single=True),
     "scale-missing-in-dq": only(scale_dq=lambda p, base: 1.0),
     "scale-missing-in-dk": only(scale_dk=lambda p, base: 1.0),
 }

@@ -53,6 +53,22 @@ def _matrix(p: Pipeline, base: Base) -> Any:
     return zero_hidden(_product(p) - matmul(matmul(a, transpose(p.dweights)), a), p.visible_back)
 
 
+def _jacobian(second: Callable[[Any, Any], Any]) -> Override:
+    """dS with something else in place of a a^T dA, the same for all entries of a row."""
+    return lambda p, base: _product(p) - second(p.weights_back, p.dweights)[..., None]
+
+
+def _slope_product(product: Callable[[Any, Any], Any]) -> dict[str, Override]:
+    """dS by a matrix product of dA and A o (1 - A), which only square matrices allow."""
+
+    def dscores(p: Pipeline, base: Base) -> Any:
+        a = p.weights_back
+        need(a.shape[-1] == a.shape[-2])
+        return product(p.dweights, a * (p.c(1.0) - a))
+
+    return {"dscores": dscores}
+
+
 def _softmax_over(axis: int, exp: Callable[[Any], Any] = np.exp) -> Override:
     def weights(p: Pipeline, base: Base) -> Any:
         s = np.where(p.visible, p.scores, p.c(-np.inf))
@@ -87,6 +103,18 @@ def _overflown(axes: tuple[Any, ...]) -> Override:
     return lambda p, base: np.where(_overflowing(p)[axes], p.c(Wild), base())
 
 
+def _with_epsilon(epsilon: float) -> dict[str, Override]:
+    """A = e / (sum + epsilon), the maximum taken out of e."""
+
+    def weights(p: Pipeline, base: Base) -> Any:
+        s = np.where(p.visible, p.scores, p.c(-np.inf))
+        top = np.max(s, axis=-1, keepdims=True)
+        e = np.where(p.visible, np.exp(s - np.where(np.isneginf(top), p.c(0.0), top)), p.c(0.0))
+        return e / (np.sum(e, axis=-1, keepdims=True) + p.c(epsilon))
+
+    return {"weights": weights}
+
+
 VARIANTS = {
     "row-term-missing": only(**without("dscores", "delta")),
     "mean-for-row-sum": (
@@ -102,9 +130,19 @@ VARIANTS = {
         way("broadcast along the queries", **_minus(_row_as_column)),
     ),
     "row-term-matrix-product": only(dscores=_matrix),
+    "jacobian-inner-product": (
+        way("a @ a.T, a number", dscores=_jacobian(lambda a, da: rowsum(a * a) * rowsum(da))),
+        way("a * a, a row", dscores=_jacobian(lambda a, da: rowsum(a * a * da))),
+    ),
     "dweights-for-dscores": only(dscores=lambda p, base: p.dweights),
     "softmax-diagonal-only": only(
         dscores=lambda p, base: zero_hidden(_product(p) * (p.c(1.0) - p.weights_back), p.visible_back)
+    ),
+    "softmax-derivative-matrix-product": (
+        way("dS = dA (A o (1 - A))", **_slope_product(matmul)),
+        way("dS = (A o (1 - A)) dA", **_slope_product(lambda da, slope: matmul(slope, da))),
+        way("dS = (A o (1 - A))^T dA", **_slope_product(lambda da, slope: matmul(transpose(slope), da))),
+        way("dS = dA (A o (1 - A))^T", **_slope_product(lambda da, slope: matmul(da, transpose(slope)))),
     ),
     "softmax-wrong-axis": (
         way("over the queries", weights=_softmax_over(-2), delta=delta_from_weights),
@@ -122,5 +160,8 @@ VARIANTS = {
         way("softmax by 2^S, delta from the weights", weights=_softmax_over(-1, np.exp2), delta=delta_from_weights),
     ),
     "lse-without-max": only(lse=lambda p, base: base() - p.normaliser[3]),
+    "epsilon-in-denominator": tuple(
+        way(f"A = e / (sum + 1e-{digits})", **_with_epsilon(10.0**-digits)) for digits in (*range(3, 13), 15)
+    ),
     "softmax-overflow": (Variant({"weights": _overflown((..., None)), "lse": _overflown((...,))}, wild=True),),
 }

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from attngrad.auditor.mistakes import Base, Variant, Wild, need, way
+from attngrad.auditor.mistakes import Base, Variant, Wild, need, way, weights_from_lse
 from attngrad.auditor.pipeline import Override, Pipeline
 from attngrad.reference.dense import rowsum, zero_hidden
 
-TILES = (2, 3, 4, 8, 16, 32, 64, 128)
+TILES = (2, 3, 4, 8, 16, 32, 64, 128, 256)
 
 
 def _overwritten(tile: int, first: bool = False) -> dict[str, Override]:
@@ -103,33 +103,94 @@ _CHUNKS = {f"{n} chunks": _chunked(lambda keys, n=n: -(-keys // n)) for n in (2,
 _CHUNKS |= {f"chunks of {n} keys": _chunked(lambda keys, n=n: n) for n in TILES}  # type: ignore[misc]
 
 
-def _whole(length: int, tile: int) -> int:
-    """How many are in whole tiles, where the last tile is partial."""
-    need(length % tile)
+def _by_block(chunks: Chunks, mean: bool) -> Override:
+    """A of each block of keys by itself; ``mean``: over their number."""
+
+    def weights(p: Pipeline, base: Base) -> Any:
+        e, blocks = p.normaliser[0], chunks(p)
+        found = np.empty_like(e)
+        for keys in blocks:
+            total = rowsum(e[..., keys])[..., None]
+            found[..., keys] = e[..., keys] / np.where(total == 0, p.c(1.0), total)
+        return found / p.c(len(blocks)) if mean else found
+
+    return weights
+
+
+def _running(p: Pipeline, chunks: Chunks) -> tuple[Any, Any]:
+    """exp(S - m) with the maximum m so far, block by block, and its sum over the row: nothing is rescaled."""
+    s = np.where(p.visible, p.scores_unmasked, p.c(-np.inf))
+    e, top = np.empty_like(s), p.c(np.full((*s.shape[:-1], 1), -np.inf))
+    for keys in chunks(p):
+        top = np.maximum(top, np.max(s[..., keys], axis=-1, keepdims=True))
+        e[..., keys] = np.exp(s[..., keys] - np.where(np.isneginf(top), p.c(0.0), top))
+    return e, rowsum(e)
+
+
+def _unscaled(chunks: Chunks, out: bool, total: bool) -> dict[str, Override]:
+    """An online softmax that does not rescale what came before: the output, the sum, or both.
+
+    The backward computes the weights again, from the log-sum-exp that this sum gives.
+    """
+
+    def divisor(p: Pipeline) -> Any:
+        found = _running(p, chunks)[1] if total else p.divisor
+        return np.where(found == 0, p.c(1.0), found)
+
+    def weights(p: Pipeline, base: Base) -> Any:
+        return (_running(p, chunks)[0] if out else p.normaliser[0]) / divisor(p)[..., None]
+
+    def lse(p: Pipeline, base: Base) -> Any:
+        chunks(p)
+        return np.where(np.isneginf(base()), base(), p.normaliser[3] + np.log(divisor(p)))
+
+    steps: dict[str, Override] = {
+        "weights": weights,
+        "weights_back": lambda p, base: weights_from_lse(p, p.visible_back),
+    }
+    return {**steps, "lse": lse} if total else steps
+
+
+def _block_variants(name: str, chunks: Chunks) -> tuple[Variant, ...]:
+    derivative = _delta_by_chunk(chunks, True)
+    return (
+        way(f"{name}, summed", weights=_by_block(chunks, False), dscores=derivative),
+        way(f"{name}, averaged", weights=_by_block(chunks, True), dscores=derivative),
+        way(f"{name}, summed, delta from out", weights=_by_block(chunks, False)),
+        way(f"{name}, averaged, delta from out", weights=_by_block(chunks, True)),
+        way(f"{name}, the output not rescaled", **_unscaled(chunks, True, False)),
+        way(f"{name}, the sum not rescaled", **_unscaled(chunks, False, True)),
+        way(f"{name}, neither rescaled", **_unscaled(chunks, True, True)),
+    )
+
+
+def _whole(length: int, tile: int, least: int = 0) -> int:
+    """How many are in whole tiles, where the last tile is partial, and is not among the ``least`` first ones."""
+    need(length % tile and length > least * tile)
     return length // tile * tile
 
 
-def _tail(tile: int, fill: float) -> Override:
+def _tail(tile: int, fill: float, least: int = 0) -> Override:
     """The rows of the last, partial tile: zero, or whatever stood in memory."""
 
     def step(p: Pipeline, base: Base) -> Any:
         x = np.array(base())
-        x[..., _whole(x.shape[-2], tile) :, :] = fill
+        x[..., _whole(x.shape[-2], tile, least) :, :] = fill
         return x
 
     return step
 
 
-def _unseen_tail(tile: int) -> Override:
-    return lambda p, base: base() & (np.arange(p.k.shape[-2]) < _whole(p.k.shape[-2], tile))
+def _unseen_tail(tile: int, least: int) -> Override:
+    return lambda p, base: base() & (np.arange(p.k.shape[-2]) < _whole(p.k.shape[-2], tile, least))
 
 
-def _query_tail_dropped(tile: int) -> Override:
+def _query_tail_dropped(tile: int, least: int) -> Override:
     """The last queries add nothing to dK and dV, and get no dQ."""
 
     def dout(p: Pipeline, base: Base) -> Any:
         tokens = p.q.shape[-2]
-        return np.where((np.arange(tokens) < _whole(tokens, tile))[:, None], base(), p.c(0.0))
+        return np.where((np.arange(tokens) < _whole(tokens, tile, least))[:, None], base(), p.c(0.0))
 
     return dout
 
@@ -145,11 +206,15 @@ _PLACES = {
 }
 
 
-def _tails(fill: float) -> list[Variant]:
+_LEAST = ("", "at least one of ")
+"""Fewer rows than a tile: none is whole, or they are a tile of their own."""
+
+
+def _tails(fill: float, least: int = 0) -> list[Variant]:
     wild = fill != 0.0
-    how = "stale" if wild else "zero"
+    how = f"{'stale' if wild else 'zero'}, {_LEAST[least]}tiles of"
     return [
-        Variant(dict.fromkeys(places, _tail(tile, fill)), f"{where}, {how}, tiles of {tile}", wild)
+        Variant(dict.fromkeys(places, _tail(tile, fill, least)), f"{where}, {how} {tile}", wild)
         for tile in TILES
         for where, places in _PLACES.items()
         if not (wild and "out" in where)  # the backward reads out: stale values there would leave everything open
@@ -158,12 +223,23 @@ def _tails(fill: float) -> list[Variant]:
 
 VARIANTS = {
     "delta-from-chunk": tuple(v for named in _CHUNKS.items() for v in _delta_variants(*named)),
+    "softmax-within-block": tuple(v for named in _CHUNKS.items() for v in _block_variants(*named)),
     "tile-tail": (
         *_tails(0.0),
-        *(way(f"keys not seen, tiles of {tile}", visible=_unseen_tail(tile)) for tile in TILES),
-        *(way(f"queries dropped in the backward, tiles of {tile}", dout=_query_tail_dropped(tile)) for tile in TILES),
+        *_tails(0.0, 1),
+        *(
+            way(f"{what}, {said}tiles of {tile}", **{step: made(tile, least)})
+            for what, step, made in (
+                ("keys not seen", "visible", _unseen_tail),
+                ("queries dropped in the backward", "dout", _query_tail_dropped),
+            )
+            for least, said in enumerate(_LEAST)
+            for tile in TILES
+        ),
         *_tails(Wild),
     ),
     "overwritten-not-accumulated": tuple(v for tile in (1, *TILES) for v in _overwritten_variants(tile)),
     "low-precision": (),
+    "uninitialised-tail": (),
+    "not-deterministic": (),
 }

@@ -1,0 +1,132 @@
+"""Faults at the sizes where kernels branch, at every effort; candidates that are slow there are not accused."""
+
+import time
+from itertools import product
+
+import jax
+import numpy as np
+import pytest
+
+import attngrad.jax
+from attngrad.auditor import audit
+from attngrad.auditor.budget import LIMITS
+from attngrad.auditor.cases import cases
+from planted import attention, right
+from tiers import first, only
+
+RULES = {
+    "D >= 128": lambda q: q.shape[3] >= 128,
+    "D == 64": lambda q: q.shape[3] == 64,
+    "T > 256": lambda q: q.shape[2] > 256,
+    "T % 64 == 0": lambda q: q.shape[2] % 64 == 0,
+}
+
+
+def wrong_where(rule):
+    def candidate(q, k, v, dout):
+        out, dq, dk, dv = right(q, k, v, dout)
+        return out, dq * 1.5 if rule(q) else dq, dk, dv
+
+    return candidate
+
+
+QUICK = [(rule, "quick") for rule in RULES]
+TOLD = {"T > 256": "T >= 257 (right up to 256)", "D == 64": "D = 64"}
+
+
+@pytest.mark.parametrize(("rule", "effort"), only(QUICK, product(RULES, ("quick", "default"))))
+def test_a_fault_of_one_branch_is_seen(rule, effort):
+    report = audit(wrong_where(RULES[rule]), effort=effort)
+    assert report.status == "wrong"
+    assert [s.name for s in report.stages if not s.ok] == ["dq"]
+    assert "Wrong only with" in report.stages[1].pattern
+    assert len(report.smallest.splitlines()) < 60
+
+
+@pytest.mark.parametrize("rule", first(1, TOLD))
+def test_where_it_is_wrong_is_told_by_the_sizes(rule):
+    assert f"Wrong only with {TOLD[rule]}." in audit(wrong_where(RULES[rule])).stages[1].pattern
+
+
+def test_what_explains_the_small_cases_must_hold_in_the_large_ones():
+    def candidate(q, k, v, dout):
+        found = attention("mean")(q, k, v, dout)
+        return found | {"dv": found["dv"] * (1.5 if q.shape[2] > 256 else 1.0)}
+
+    report = audit(candidate, effort="quick")
+    assert report.mistakes == ("mean-for-row-sum",), report
+    assert "and dV for another reason, which no known mistake explains" in report.verdict
+
+
+def test_a_large_smallest_case_is_drawn_and_runs():
+    report = audit(wrong_where(RULES["T > 256"]), effort="quick")
+    names = {"candidate": wrong_where(RULES["T > 256"])}
+    exec(report.smallest, names)  # noqa: S102
+    assert names["q"].shape[2] > 256
+    truth = right(*(names[n] for n in ("q", "k", "v", "dout")))[1]
+    assert not np.allclose(names["results"][1], truth)
+
+
+def test_the_default_set_covers_every_length_and_width_in_at_most_16_cases():
+    small = {str(c) for c in cases() if not c.dims.large and c.dims.d < 64}
+    block = [c.dims for c in cases() if str(c) not in small]
+    assert len(block) <= 16
+    lengths = {m for n in (64, 128, 256, 512) for m in (n - 1, n, n + 1)}
+    assert {n.t for n in block} >= lengths
+    assert {n.s for n in block} >= lengths
+    for axis in ("d", "e"):
+        assert {getattr(n, axis) for n in block} >= {64, 80, 128, 256}
+    assert any(n.hq > n.hk for n in block)
+    assert any(n.t == 320 for n in (c.dims for c in cases(effort="quick")))
+
+
+def test_loops_in_python_are_not_run_where_they_would_take_long():
+    def loops(q, k, v, dout):
+        end = time.thread_time() + 2e-7 * q.size * k.shape[2]
+        while time.thread_time() < end:  # as long as they take, on any machine
+            pass
+        return right(q, k, v, dout)
+
+    report = audit(loops, effort="quick", time_limit=1.0)
+    assert report.ok, report
+    assert any("320 tokens (a call would take about" in text for text in report.untried)
+    assert "320 tokens (a call would take about" in " ".join(str(report).partition("Not tried")[2].split())
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
+def test_exp_without_the_maximum_is_found_by_quick(dtype):
+    def candidate(q, k, v, dout):
+        wide = [x.astype(np.float32 if x.dtype == np.float16 else x.dtype) for x in (q, k, v, dout)]
+        a, b, c, d = wide
+        group = a.shape[1] // b.shape[1]
+        b, c = np.repeat(b, group, 1), np.repeat(c, group, 1)
+        scale = a.dtype.type(1 / np.sqrt(a.shape[-1]))
+        with np.errstate(all="ignore"):
+            e = np.exp(scale * (a @ b.swapaxes(-1, -2)))
+            p = e / e.sum(-1, keepdims=True)
+            out = p @ c
+            ds = scale * p * (d @ c.swapaxes(-1, -2) - (d * out).sum(-1, keepdims=True))
+            dk, dv = (
+                x.reshape(len(x), -1, group, *x.shape[2:]).sum(2)
+                for x in (ds.swapaxes(-1, -2) @ a, p.swapaxes(-1, -2) @ d)
+            )
+            return [x.astype(q.dtype) for x in (out, ds @ b, dk, dv)]
+
+    report = audit(candidate, dtype=dtype, effort="quick")
+    assert report.mistakes == ("softmax-overflow",), report
+
+
+@pytest.mark.thorough
+def test_a_jax_function_has_at_most_four_shapes_of_which_one_is_large(monkeypatch):
+    monkeypatch.setitem(LIMITS, "default", LIMITS["default"]._replace(calls=0))  # no search for the smallest case
+    seen = set()
+
+    def candidate(q, k, v):
+        seen.add((q.shape, k.shape, v.shape))
+        if q.shape[1] != k.shape[1]:
+            raise ValueError("no groups")
+        return jax.nn.softmax(q @ k.mT / q.shape[-1] ** 0.5, -1) @ v * (1.5 if q.shape[2] % 64 == 0 else 1.0)
+
+    report = attngrad.jax.audit(candidate, effort="default")
+    assert report.status == "wrong"
+    assert len(seen) <= 4
