@@ -111,6 +111,23 @@ def test_other_dtypes_are_as_near_to_the_truth_as_their_rounding(small_blocks, d
         assert relative_error(found.detach().double().numpy(), expected) < bound
 
 
+@pytest.mark.parametrize(("keys", "offset"), [(0, 0), (5, -40), (5, -2)])
+def test_blocks_whose_queries_see_no_key_at_all_give_zero(small_blocks, keys, offset):
+    q, k, v = (torch.randn(2, 4, n, 3, requires_grad=True) for n in (7, keys, keys))
+    k, v = k[:, :2].detach().requires_grad_(), v[:, :2].detach().requires_grad_()
+    with bridge.use_backend("blocked"):
+        out, lse = bridge.attention(q, k, v, causal=True, offset=offset, return_lse=True)
+        grads = torch.autograd.grad(out.square().sum(), (q, k, v), create_graph=True)
+        torch.autograd.grad(sum(g.square().sum() for g in grads), (q, k, v))
+        _, moved = torch.func.jvp(lambda x: bridge.attention(x, k, v, causal=True, offset=offset), (q,), (q,))
+    hidden = 7 if keys == 0 else min(7, -offset)
+    assert not out[..., :hidden, :].any()
+    assert not grads[0][..., :hidden, :].any()
+    assert not moved[..., :hidden, :].any()
+    assert (lse[..., :hidden] == -torch.inf).all()
+    assert lse[..., hidden:].isfinite().all()
+
+
 # --- blocks -----------------------------------------------------------------------------------------------------------
 
 

@@ -53,7 +53,8 @@ class Formulas:
         self.block, self.o, self.x, self.wanted = block, o, x, wanted
         self.space = space or Space(math.prod(q.shape[:-1]) * k.shape[-2], {})
         self.rows = q.shape[:-1]
-        self.folded = (*k.shape[:-2], -1) if q.shape[-3] != k.shape[-3] else None
+        group = q.shape[-3] // max(k.shape[-3], 1)  # query heads that read one key head
+        self.folded = (math.prod(k.shape[:-2]), group * q.shape[-2])
         self.modifier = modifiers(o)
         self.bias, self.sinks = x.get("bias"), x.get("sinks")
         self.qs = q * o.scale
@@ -63,15 +64,14 @@ class Formulas:
 
     def _fold(self, x: Tensor) -> Tensor:
         """Rows of all query heads of a key head, one after the other; leading axes as one."""
-        x = x if self.folded is None else x.reshape(*self.folded, x.shape[-1])
-        return x.reshape(-1, *x.shape[-2:])
+        return x.reshape(*self.folded, x.shape[-1])
 
     def _matrix(self, name: str) -> Tensor:
         return self.space.matrix(name, (*self.rows, self.x["k"].shape[-2]), self.qs)
 
     def dots(self, rows: Tensor, keys: Tensor, into: str, to: Tensor | None = None) -> Tensor:
         """The matrix rows keys^T, ``into`` the memory of a name; or added ``to`` one."""
-        rows, keys = self._fold(rows), keys.reshape(-1, *keys.shape[-2:]).mT
+        rows, keys = self._fold(rows), _flat(keys).mT
         if to is None:
             to = self._matrix(into)
             torch.bmm(rows, keys, out=self._fold(to))
@@ -81,7 +81,7 @@ class Formulas:
 
     def combine(self, matrix: Tensor, keys: Tensor, to: Tensor | None = None) -> Tensor:
         """Rows: matrix keys, or added ``to`` them."""
-        matrix, flat = self._fold(matrix), keys.reshape(-1, *keys.shape[-2:])
+        matrix, flat = self._fold(matrix), _flat(keys)
         if to is None:
             return torch.bmm(matrix, flat).view(*self.rows, keys.shape[-1])
         self._fold(to).baddbmm_(matrix, flat)
@@ -106,8 +106,8 @@ class Formulas:
         seed = self.x.get("seed")
         if not self.o.dropout or seed is None:
             return None
-        origin = (0, 0, self.block.rows.start, self.block.keys.start)
-        keep: Tensor = keep_mask((*self.rows, self.x["k"].shape[-2]), self.o.dropout, seed, origin, like=self.qs)
+        origin, shape = self.block.origin(self.x["origin"]), (*self.rows, self.x["k"].shape[-2])
+        keep: Tensor = keep_mask(shape, self.o.dropout, seed, origin, like=self.qs)
         return keep.to(self.qs.dtype).mul_(1.0 / (1.0 - self.o.dropout))
 
     # --- forward: (F1) to (F5) ----------------------------------------------------------------------------------------
@@ -335,6 +335,11 @@ class Formulas:
             k_dot, dq_dot = self._dot("k"), self.combine(ds_dot, self.x["k"])
             found["dq_dot"] = (dq_dot if k_dot is None else self.combine(self.dz, k_dot, dq_dot)) * self.o.scale
         return found
+
+
+def _flat(x: Tensor) -> Tensor:
+    """Leading axes as one; none of them is told by its size, for there may be no keys."""
+    return x.reshape(math.prod(x.shape[:-2]), *x.shape[-2:])
 
 
 def _exp(x: Tensor) -> Tensor:

@@ -67,7 +67,7 @@ class Program:
         seeds = {name: options.pop(name) for name in SEEDS if name in options}
         i, j = block.rows.start, block.keys.start
         x = Operands(*(flat[name] for name in QKV), **options)
-        x = x._replace(offset=x.offset + (i - j), origin=(0, 0, i, j))
+        x = x._replace(offset=x.offset + (i - j), origin=block.origin(flat["origin"]))
         values = {**inputs(x, self.options), **seeds, **{name: flat.get(name) for name in _ADDED}}
         if values["dout"] is None and values["dlse"] is not None:
             values["dout"] = torch.zeros_like(values["dlse"])[..., None].expand(*values["dlse"].shape, x.v.shape[-1])
