@@ -5,9 +5,10 @@ function       value                                   backward                 
 ============== ======================================= ============================= =======================
 Attention      out, lse                                Gradient                      Tangent
 Direct         the same, where nothing looks on        Gradient                      (is not used there)
-Gradient       the VJP of (dout, dlse)                 DoubleBackward (or Tangent)   Curvature
+Gradient       the VJP of (dout, dlse)                 DoubleBackward (or Tangent)   HVP
 Tangent        out_dot, lse_dot along t                Curvature (or Gradient)       Blockwise
 Curvature      the VJP, and its tangent (the HVP)      Blockwise                     Blockwise
+HVP            that tangent alone                      Blockwise                     Blockwise
 DoubleBackward that tangent, out_dot and lse_dot       Blockwise                     Blockwise
 ============== ======================================= ============================= =======================
 
@@ -112,6 +113,14 @@ def curvature(
     both = run(passes, *arguments)
     half = len(both) // 2
     return spread(x, both[:half]), spread(x, both[half:])
+
+
+def hvp(passes: AnyPasses, x: Inputs, t: Tensors, *cotangents: Tensor | None) -> tuple[Any, ...]:
+    """The tangents of the gradients, as ``curvature`` has them; the gradients are not computed again."""
+    arguments = (*x, *t, *cotangents)
+    if _private.mapped_by_dispatcher((*t, *cotangents)):
+        return curvature(passes, x, t, *cotangents)[1]
+    return spread(x, (HVP.apply if recorded(arguments) else HVP.forward)(passes, *arguments))
 
 
 def double_backward(
@@ -285,7 +294,7 @@ class Gradient(_Function):
         if all(dot is None for dot in t):
             grads_dot = gradient(passes, x, dout_dot, dlse_dot, residuals)
         else:
-            _grads, grads_dot = curvature(passes, x, t, dout, dlse, dout_dot, dlse_dot)
+            grads_dot = hvp(passes, x, t, dout, dlse, dout_dot, dlse_dot)
         return tuple(g for g in grads_dot if g is not None)
 
 
@@ -380,3 +389,19 @@ class DoubleBackward(Curvature):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         DoubleBackward.keep(ctx, inputs)
         ctx.wanted = DoubleBackward.wanted
+
+
+class HVP(Curvature):
+    """The same, of what forward mode over the backward pass asks for: the tangents of the gradients."""
+
+    gradients = 1
+    wanted = ("grads_dot",)
+
+    @staticmethod
+    def forward(passes: AnyPasses, *args: Any) -> tuple[Tensor, ...]:
+        return HVP.run(passes, args)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        HVP.keep(ctx, inputs)
+        ctx.wanted = HVP.wanted

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attngrad.backends.blocked.formulas import Formulas
+from attngrad.backends.blocked.formulas import Formulas, finish_rows
 from attngrad.backends.blocked.passes import compute, dots_of
-from attngrad.backends.blocked.programs import RESIDUALS, widen
+from attngrad.backends.blocked.programs import SUMS, widen
 from attngrad.backends.merge import TangentMerge
 from attngrad.backends.protocol import FIRST_ORDER
 from attngrad.core.operands import Gradients, Operands, Tangents
@@ -36,35 +36,23 @@ class forward_parts:  # noqa: N801 - the protocol calls it as a function
 
     def add(self, rows: slice, part: Operands) -> None:
         """The keys of ``part`` for ``rows``."""
-        names = tuple(RESIDUALS)
-        of_part = compute(part._replace(sinks=None), self._options, Formulas.forward, names)
-        out_b, row_max_b, inv_row_sum = (of_part[name] for name in names)
+        of_part = compute(part._replace(sinks=None), self._options, Formulas.forward, SUMS)
+        out_b, row_max_b, sum_b = (of_part[name] for name in SUMS)
         out, row_max, total = self._out[..., rows, :], self._row_max[..., rows], self._sum[..., rows]
-        hidden = inv_row_sum == 0
-        row_max_b = row_max_b.masked_fill(hidden, -torch.inf)
+        row_max_b = row_max_b.masked_fill(sum_b == 0, -torch.inf)
         highest = torch.maximum(row_max, row_max_b)
         level = highest.masked_fill(highest == -torch.inf, 0.0)
         old, new = (row_max - level).exp(), (row_max_b - level).exp()
-        new = (new * inv_row_sum.reciprocal()).masked_fill(hidden, 0.0)
         out.mul_(old[..., None]).add_(out_b.mul_(new[..., None]))
-        total.mul_(old).add_(new)
+        total.mul_(old).add_(sum_b.mul_(new))
         row_max.copy_(highest)
 
     def finish(self) -> tuple[Tensor, Tensor, Sequence[Tensor]]:
-        """``out, lse, residuals``; the sums are used up. As ``Formulas.softmax`` has it."""
-        row_max, of_keys = self._row_max, self._sum
-        if self._sinks is not None:
-            sigma = widen(self._sinks)[:, None]
-            row_max = torch.maximum(row_max, sigma)
-        row_max = row_max.masked_fill(row_max == -torch.inf, 0.0)
-        lowered = (self._row_max - row_max).exp()
-        total = of_keys = of_keys * lowered
-        if self._sinks is not None:
-            total = total + (sigma - row_max).exp()
-        lse = row_max + total.log()
-        inv_row_sum = total.reciprocal().masked_fill(of_keys == 0, 0.0)
-        self._out.mul_((lowered * inv_row_sum)[..., None])
-        return self._out.to(self._dtype), lse, (self._out, row_max, inv_row_sum)
+        """``out, lse, residuals``; the sums are used up."""
+        row_max = self._row_max.masked_fill_(self._sum == 0, 0.0)
+        sinks = None if self._sinks is None else widen(self._sinks)
+        out, lse, *rest = finish_rows(self._out, row_max, self._sum, sinks)
+        return out.to(self._dtype), lse, (out, *rest)
 
 
 class backward_parts:  # noqa: N801

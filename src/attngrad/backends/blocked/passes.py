@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from attngrad.backends.blocked.blocks import KEYS, Block, cut, run
-from attngrad.backends.blocked.formulas import Formulas, Space
-from attngrad.backends.blocked.programs import LAYOUTS, RESIDUALS, result_of, widen
+from attngrad.backends.blocked.formulas import Formulas, Space, finish_rows
+from attngrad.backends.blocked.programs import LAYOUTS, RESIDUALS, SUMS, result_of, widen
 from attngrad.backends.protocol import FIRST_ORDER, SecondOrder
 from attngrad.core.dtypes import TABLE
 from attngrad.core.operands import DIFFERENTIABLE, SEEDS, Gradients, Operands, Tangents, flatten
@@ -75,8 +75,9 @@ def forward(
     x: Operands, o: Options, *, save: bool = True, into: Sequence[Tensor] | None = None
 ) -> tuple[Tensor, Tensor, Sequence[Tensor]]:
     """``out, lse, residuals``."""
-    found = compute(x, o, Formulas.forward, ("out", "lse", *(tuple(RESIDUALS)[1:] if save else ())))
-    wide, lse, *rest = found.values()
+    found = compute(x, o, Formulas.forward, SUMS)
+    with torch.no_grad():
+        wide, lse, *rest = finish_rows(*(found[name] for name in SUMS), None if x.sinks is None else widen(x.sinks))
     out, lse, *residuals = _placed((wide.to(x.q.dtype, copy=save), lse, *((wide, *rest) if save else ())), into)
     return out, lse, tuple(residuals)
 
