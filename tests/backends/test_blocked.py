@@ -15,7 +15,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-import attngrad
 import attngrad.torch as bridge
 from attngrad import backends, reference
 from attngrad.backends.blocked import blocks
@@ -103,21 +102,6 @@ def test_every_pass_in_several_blocks_is_that_of_the_reference(small_blocks, nam
 @pytest.mark.parametrize("names", PAIRS, ids=label)
 def test_pairs_of_options_in_several_blocks(small_blocks, names):
     check_passes(names, "grouped", 1e-11)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_other_dtypes_are_as_near_to_the_truth_as_their_rounding(small_blocks, dtype):
-    torch.manual_seed(0)
-    q, k, v, dout = (torch.randn(2, 4, 33, 16).to(dtype).requires_grad_() for _ in range(4))
-    with bridge.use_backend("blocked"):
-        out = bridge.attention(q, k, v, causal=True)
-        grads = torch.autograd.grad(out, (q, k, v), dout)
-    truth, pullback = attngrad.vjp(*(x.detach().double().numpy() for x in (q, k, v)), causal=True)
-    right = pullback(dout.detach().double().numpy())
-    bound = 4 * torch.finfo(dtype).eps
-    for found, expected in zip((out, *grads), (truth, *right[:3]), strict=True):
-        assert found.dtype is dtype
-        assert relative_error(found.detach().double().numpy(), expected) < bound
 
 
 @pytest.mark.parametrize(("keys", "offset"), [(0, 0), (5, -40), (5, -2)])
@@ -242,7 +226,8 @@ def double_backward(q, k, v, dout, *u):
 
 
 def jvp_of_vjp(q, k, v, dout, *u):
-    return torch.func.jvp(lambda *x: torch.func.vjp(bridge.attention, *x)[1](dout), (q, k, v), u)[1]
+    grads, grads_dot = torch.func.jvp(lambda *x: torch.func.vjp(bridge.attention, *x)[1](dout), (q, k, v), u)
+    return *grads, *grads_dot
 
 
 @pytest.mark.parametrize("second", [double_backward, jvp_of_vjp])

@@ -77,7 +77,8 @@ def forward(
     """``out, lse, residuals``."""
     found = compute(x, o, Formulas.forward, SUMS)
     with torch.no_grad():
-        wide, lse, *rest = finish_rows(*(found[name] for name in SUMS), None if x.sinks is None else widen(x.sinks))
+        out, row_max, row_sum = (found[name] for name in SUMS)
+        wide, lse, *rest = finish_rows(out, row_max, row_sum, None if x.sinks is None else widen(x.sinks))
     out, lse, *residuals = _placed((wide.to(x.q.dtype, copy=save), lse, *((wide, *rest) if save else ())), into)
     return out, lse, tuple(residuals)
 
