@@ -24,16 +24,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from attngrad.core.operands import DIFFERENTIABLE, INPUT_NAMES, QKV, SEEDS, assemble
 from attngrad.torch import _private, _vmap
-from attngrad.torch._higher import Named
 from attngrad.torch._passes import BOTH, AnyPasses, KeptArrays, Passes, Tensors
 from attngrad.torch._tensors import Inputs
+
+if TYPE_CHECKING:
+    from attngrad.torch._higher import Named
 
 N_INPUTS = len(INPUT_NAMES)
 N_DIFFERENTIABLE = len(DIFFERENTIABLE)
@@ -55,6 +57,8 @@ def recorded(tensors: Sequence[Any]) -> bool:
 
 def higher(passes: AnyPasses, x: Inputs, t: Tensors, cotangents: Tensors, wanted: Sequence[str]) -> Named:
     """What the passes compute, such that it has derivatives of any order."""
+    from attngrad.torch._higher import Named  # which most programs never need
+
     given = dict(zip((*TANGENT_NAMES, *COTANGENT_NAMES), (*t, *cotangents), strict=False))
     flat = x._asdict()
     seeds = {name: flat.pop(name) for name in SEEDS}
