@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import subprocess
+import sys
+import textwrap
+import weakref
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-import attngrad
 import attngrad.torch as bridge
 from attngrad import backends, reference
 from attngrad.backends.blocked import blocks
@@ -19,6 +26,7 @@ from attngrad.testing import relative_error
 from attngrad.torch._tensors import to_tensor
 from cases import EVERYTHING, PAIRS, SHAPES, SINGLES, label, make
 
+ROOT = Path(__file__).parents[2]
 blocked = backends.get("blocked")
 GRID = [
     *SINGLES,
@@ -96,19 +104,21 @@ def test_pairs_of_options_in_several_blocks(small_blocks, names):
     check_passes(names, "grouped", 1e-11)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_other_dtypes_are_as_near_to_the_truth_as_their_rounding(small_blocks, dtype):
-    torch.manual_seed(0)
-    q, k, v, dout = (torch.randn(2, 4, 33, 16).to(dtype).requires_grad_() for _ in range(4))
+@pytest.mark.parametrize(("keys", "offset"), [(0, 0), (5, -40), (5, -2)])
+def test_blocks_whose_queries_see_no_key_at_all_give_zero(small_blocks, keys, offset):
+    q, k, v = (torch.randn(2, 4, n, 3, requires_grad=True) for n in (7, keys, keys))
+    k, v = k[:, :2].detach().requires_grad_(), v[:, :2].detach().requires_grad_()
     with bridge.use_backend("blocked"):
-        out = bridge.attention(q, k, v, causal=True)
-        grads = torch.autograd.grad(out, (q, k, v), dout)
-    truth, pullback = attngrad.vjp(*(x.detach().double().numpy() for x in (q, k, v)), causal=True)
-    right = pullback(dout.detach().double().numpy())
-    bound = 4 * torch.finfo(dtype).eps
-    for found, expected in zip((out, *grads), (truth, *right[:3]), strict=True):
-        assert found.dtype is dtype
-        assert relative_error(found.detach().double().numpy(), expected) < bound
+        out, lse = bridge.attention(q, k, v, causal=True, offset=offset, return_lse=True)
+        grads = torch.autograd.grad(out.square().sum(), (q, k, v), create_graph=True)
+        torch.autograd.grad(sum(g.square().sum() for g in grads), (q, k, v))
+        _, moved = torch.func.jvp(lambda x: bridge.attention(x, k, v, causal=True, offset=offset), (q,), (q,))
+    hidden = 7 if keys == 0 else min(7, -offset)
+    assert not out[..., :hidden, :].any()
+    assert not grads[0][..., :hidden, :].any()
+    assert not moved[..., :hidden, :].any()
+    assert (lse[..., :hidden] == -torch.inf).all()
+    assert lse[..., hidden:].isfinite().all()
 
 
 # --- blocks -----------------------------------------------------------------------------------------------------------
@@ -176,11 +186,88 @@ def cut_by(rows, q, keys, offset, o):
     return tuple(blocks._block(i, min(i + rows, q.shape[-2]), keys, offset, o) for i in range(0, q.shape[-2], rows))
 
 
-def test_a_forward_pass_of_4096_tokens_is_at_most_960_operations():
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_forward_pass_of_4096_tokens_is_at_most_960_operations(causal):
     q = torch.empty(2, 16, 4096, 64, device="meta")
     with Watch() as watch:
-        blocked.forward(Operands(q, q, q), Options(0.125))
+        blocked.forward(Operands(q, q, q), Options(0.125, causal=causal))
     assert watch.operations <= 960
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+class Held(TorchDispatchMode):
+    """The most bytes that tensors made within hold at a time; ``before`` are not counted."""
+
+    def __init__(self, before):
+        super().__init__()
+        self.now = self.highest = 0
+        self.known = {x.untyped_storage()._cdata: None for x in before}
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        found = function(*args, **(kwargs or {}))
+        for x in tree_leaves(found):
+            if isinstance(x, torch.Tensor) and (key := x.untyped_storage()._cdata) not in self.known:
+                size = x.untyped_storage().nbytes()
+                self.now += size
+                self.known[key] = weakref.ref(x.untyped_storage(), functools.partial(self.freed, key, size))
+        self.highest = max(self.highest, self.now)
+        return found
+
+    def freed(self, key, size, _):
+        self.now -= size
+        del self.known[key]
+
+
+def double_backward(q, k, v, dout, *u):
+    x = [y.detach().requires_grad_() for y in (q, k, v)]
+    return torch.autograd.grad(torch.autograd.grad(bridge.attention(*x), x, dout, create_graph=True), x, u)
+
+
+def jvp_of_vjp(q, k, v, dout, *u):
+    grads, grads_dot = torch.func.jvp(lambda *x: torch.func.vjp(bridge.attention, *x)[1](dout), (q, k, v), u)
+    return *grads, *grads_dot
+
+
+@pytest.mark.parametrize("second", [double_backward, jvp_of_vjp])
+def test_an_hvp_of_16384_tokens_holds_at_most_12_times_q_beyond_inputs_and_results(second):
+    x = [torch.empty(1, 1, 16384, 64, device="meta") for _ in range(7)]
+    with Held(x) as held:
+        results = second(*x)
+    beyond = held.highest - sum(y.untyped_storage().nbytes() for y in results)
+    assert 4 <= beyond / x[0].untyped_storage().nbytes() <= 12
+
+
+def test_what_is_held_is_counted_while_it_is_alive():
+    with Held([]) as held:
+        a = torch.zeros(100)
+        b = a[10:].view(9, 10) + 1.0
+        del a
+        c = torch.zeros(200)
+    assert (held.highest, held.now, len(b) + len(c)) == (1160, 1160, 209)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("second", ["double_backward", "jvp_of_vjp"])
+def test_an_hvp_of_16384_tokens_on_the_cpu_takes_20_times_q_at_most(second):
+    """Resident memory of a fresh process beyond inputs and results: what a matrix product takes for itself is in it."""
+    code = f"""
+        import sys
+        sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(ROOT)!r}, {str(ROOT / "tests/support")!r}]
+        import torch, test_blocked
+        from benchmarks.memory import _highest, _reset
+        with test_blocked.bridge.use_backend("blocked"):
+            for n in (128, 16384):
+                x = [torch.randn(1, 1, n, 64) for _ in range(7)]
+                before = _reset()
+                results = test_blocked.{second}(*x)
+        size = x[0].untyped_storage().nbytes()
+        print((_highest() - before) / size - len(results))
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    told = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603 our own
+    assert 0.0 < float(told.stdout.split()[-1]) <= 20.0
 
 
 # --- devices ----------------------------------------------------------------------------------------------------------

@@ -13,62 +13,16 @@ import pytest
 import torch
 
 import attngrad
-from attngrad import reference
 from attngrad.backends import cpu
 from attngrad.core.operands import Operands
 from attngrad.core.options import Options
 from attngrad.distributed import plan, shard
 from attngrad.distributed._layout import Layout, even
 from attngrad.distributed._ring import Job
-from attngrad.testing import relative_error, rms_error, rounding_bound
-from cases import EVERYTHING, OPTIONS, SINGLES, Case, Shape, label, make
+from attngrad.testing import relative_error
+from cases import EVERYTHING, OPTIONS, SINGLES, Shape, label, make
+from ring_checks import LAYOUTS, SHAPE, assert_equal, assert_within_rounding, expected, joined
 from ring_workers import Pool, positions, run_case
-
-LAYOUTS = ("zigzag", "contiguous")
-SHAPE = Shape((2,), 4, 2, 9, 11, 3, 2)
-
-
-@pytest.fixture(scope="session")
-def pool() -> Any:
-    ranks = Pool()
-    yield ranks
-    ranks.close()
-
-
-def expected(c: Case, module: Any = attngrad) -> dict[str, Any]:
-    """What one process gives, by the names of ``run_case``."""
-    (out, lse), pullback = module.vjp(*c.qkv, return_lse=True, **c.options)
-    _, (out_dot, lse_dot) = module.jvp(c.qkv, c.t[:3], return_lse=True, **c.tangents, **c.options)
-    named = {"out": out, "lse": lse, "out_dot": out_dot, "lse_dot": lse_dot}
-    named |= {f"d{name}": g for name, g in pullback(c.dout, c.dlse)._asdict().items()}
-    return {name: x for name, x in named.items() if x is not None}
-
-
-def joined(parts: list[dict[str, Any]], c: Case, layout: str, lengths: Any = (None, None)) -> dict[str, Any]:
-    """The results of ranks as one: tokens in their places, shares of what ranks share added up."""
-    whole = {}
-    for name in parts[0]:
-        each = [part[name] for part in parts]
-        if name == "dsinks" or (name == "dbias" and (each[0].ndim < 2 or c.options["bias"].shape[-2] == 1)):
-            whole[name] = sum(x.astype(np.float64) for x in each)
-            continue
-        side = int(name in ("dk", "dv"))
-        n = (c.k if side else c.q).shape[-2]
-        places = np.concatenate(positions(n, len(parts), layout, lengths[side]))
-        axis = -1 if name in ("lse", "lse_dot") else -2
-        whole[name] = np.take(np.concatenate(each, axis), np.argsort(places), axis)
-    return whole
-
-
-def assert_equal(pool: Pool, c: Case, ranks: int, layout: str, lengths: Any = (None, None)) -> None:
-    want = expected(c)
-    got = joined(pool.run(ranks, run_case, c, layout, lengths), c, layout, lengths)
-    assert got.keys() == want.keys()
-    for name, x in want.items():
-        finite = np.isfinite(x)
-        assert np.array_equal(finite, np.isfinite(got[name])), name
-        assert relative_error(got[name][finite], x[finite]) < 1e-12, name
-
 
 # --- equality -------------------------------------------------------------------------------------------------------
 
@@ -140,19 +94,6 @@ def test_eight_ranks():
 def test_ranks_may_hold_any_number_of_tokens(pool, lengths, layout):
     for names in (("causal", "bias", "dropout"), EVERYTHING):
         assert_equal(pool, make(names, SHAPE), 3, layout, lengths)
-
-
-def assert_within_rounding(pool: Pool, c: Case, ranks: int, layout: str) -> None:
-    """``c`` is of a low precision; the rule is twice the error of the naive computation, and 8 eps."""
-    dtype = c.q.dtype
-    got = joined(pool.run(ranks, run_case, c, layout), c, layout)
-    naive = c.cast(dtype)
-    naive.dlse = c.dlse.astype(dtype)
-    rounded, truth = expected(naive, reference), expected(c.cast(np.longdouble), reference)
-    assert got.keys() == truth.keys()
-    for name, x in got.items():
-        bound = rounding_bound(rounded[name], truth[name], float(ml_dtypes.finfo(dtype).eps))
-        assert rms_error(x, truth[name]) <= bound, name
 
 
 LOW = pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16], ids=lambda d: np.dtype(d).name)
@@ -291,7 +232,7 @@ def test_zigzag_balances_causal_work():
                 len(tiles) < len(where.runs(rank)) * sum(len(where.runs(r)) for r in range(ranks)) or rank == ranks - 1
             )
             pairs = sum(
-                sum(min(max(i + tile.offset + 1, 0), tile.columns.length) for i in range(tile.rows.length))
+                sum(min(max(i + tile.shift + 1, 0), tile.columns.length) for i in range(tile.rows.length))
                 for tile in tiles
             )
             assert pairs == seen[layout][rank]  # nothing that is left out could be seen
@@ -318,7 +259,7 @@ def test_zigzag_balances_the_causal_work_of_every_piece():
     for piece in range(count):
         pairs = [
             sum(
-                min(max(i + tile.offset + 1, 0), tile.columns.length)
+                min(max(i + tile.shift + 1, 0), tile.columns.length)
                 for tile in job.tiles(x, rank, where.pieces((rank - hops) % ranks, count)[piece])
                 for i in range(tile.rows.length)
             )
@@ -529,18 +470,3 @@ def test_without_a_process_group_the_error_says_so():
     x = torch.zeros(1, 2, 2)
     with pytest.raises(RuntimeError, match="init_process_group"):
         ring_attention(x, x, x)
-
-
-def test_a_named_backend_that_the_ring_does_not_have_is_an_error():
-    import torch.distributed as dist
-
-    from attngrad.distributed import ring_attention
-    from attngrad.torch import use_backend
-
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        x = torch.randn(2, 4, 3)
-        with use_backend("blocked"), pytest.raises(ValueError, match="backend must be 'cpu', which merges"):
-            ring_attention(x, x, x)
-    finally:
-        dist.destroy_process_group()

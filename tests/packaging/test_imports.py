@@ -25,6 +25,12 @@ def test_a_star_import_and_the_kernels_load_neither_torch_nor_jax():
     assert not loaded(code) & {"torch", "jax", "transformers"}
 
 
+def test_importing_the_torch_bridge_loads_no_backend_of_other_devices():
+    code = "import sys, attngrad.torch; print(*(name for name in sys.modules if name.startswith('attngrad.backends')))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)  # noqa: S603
+    assert "attngrad.backends.blocked" not in result.stdout.split()
+
+
 @pytest.mark.parametrize(
     ("bridge", "missing"),
     [("torch", "torch"), ("jax", "jax"), ("transformers", "torch"), ("transformers", "transformers")],

@@ -47,8 +47,8 @@ def assert_equal_to_the_reference(c: Case) -> None:
         assert relative_error(x[finite], expected[name][finite]) < 1e-12, name
 
 
-def rounding_errors(c: Case, dtype: Any) -> dict[str, tuple[float, float]]:
-    """The RMS error of every result of ``c``, which is of ``dtype``, and its bound."""
+def rounding_errors(c: Case, dtype: Any, module: Any = attngrad) -> dict[str, tuple[float, float]]:
+    """The RMS error of every result of ``c`` by a module, which is of ``dtype``, and its bound."""
     naive = c.cast(dtype)
     naive.dlse, naive.dlse_dot = c.dlse.astype(dtype), c.dlse_dot.astype(dtype)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -56,7 +56,7 @@ def rounding_errors(c: Case, dtype: Any) -> dict[str, tuple[float, float]]:
     truth = all_passes(c.cast(np.longdouble), reference)
     eps = float(ml_dtypes.finfo(dtype).eps)
     errors = {}
-    for name, x in all_passes(c).items():
+    for name, x in all_passes(c, module).items():
         finite = np.isfinite(truth[name])
         bound = rounding_bound(rounded[name][finite], truth[name][finite], eps)
         errors[name] = rms_error(x[finite], truth[name][finite]), bound
@@ -77,9 +77,9 @@ def redraw(c: Case, dtype: Any, rng: np.random.Generator) -> Case:
     return Case(c.shape, options, *map(jitter, arrays), Tangents(*map(jitter, c.t)))
 
 
-def assert_within_the_rounding_bound(c: Case, dtype: Any, *more: Case) -> None:
+def assert_within_the_rounding_bound(c: Case, dtype: Any, *more: Case, module: Any = attngrad) -> None:
     """Twice the naive error plus 8 eps times the largest result, for every pass; by the RMS over several cases."""
-    found = [rounding_errors(x, dtype) for x in (c, *more)]
+    found = [rounding_errors(x, dtype, module) for x in (c, *more)]
     for name in found[0]:
         error, bound = np.sqrt(np.mean(np.square([x[name] for x in found]), axis=0))
         assert error <= bound, (name, error, bound)

@@ -128,13 +128,21 @@ def take_rows(plane: np.ndarray | None, rows: np.ndarray) -> np.ndarray | None:
     return plane[..., rows, :]
 
 
-def run_case(group: Any, rank: int, case: Any, layout: str, lengths: tuple[Any, Any] = (None, None)) -> dict[str, Any]:
-    """Every result of ``ring_attention`` for this rank's part of ``case``."""
+def run_case(
+    group: Any,
+    rank: int,
+    case: Any,
+    layout: str,
+    lengths: tuple[Any, Any] = (None, None),
+    backend: str | None = None,
+) -> dict[str, Any]:
+    """Every result of ``ring_attention``, by a backend, for this rank's part of ``case``."""
     import torch
     from torch import distributed as dist
     from torch.autograd import forward_ad
 
     from attngrad.distributed import ring_attention
+    from attngrad.torch import use_backend
     from attngrad.torch._tensors import to_array, to_tensor
 
     ranks = dist.get_world_size(group)
@@ -162,7 +170,8 @@ def run_case(group: Any, rank: int, case: Any, layout: str, lengths: tuple[Any, 
     inputs = part((*case.qkv, case.options.get("bias"), case.options.get("sinks")))
 
     def call(x: list[Any]) -> Any:
-        return ring_attention(*x[:3], bias=x[3], sinks=x[4], **options)
+        with use_backend(backend):
+            return ring_attention(*x[:3], bias=x[3], sinks=x[4], **options)
 
     leaves = [None if x is None else x.clone().requires_grad_() for x in inputs]
     out, lse = call(leaves)

@@ -213,7 +213,9 @@ PLANTED = {
     "tangent of v forgotten": ("return found if v_dot is None else", "return found if True else"),
     "delta_dot forgotten": ("ds_dot = moved.sub_(delta_dot[..., None]).mul_(p)", "ds_dot = moved.mul_(p)"),
     "the move of the sink forgotten": ("delta_dot = delta_dot - delta * self._share() * self._sink_moves()", "pass"),
-    "the mask of another block": ("self.block.rows.start, self.block.keys.start)", "0, self.block.keys.start)"),
+    "the mask of another block": ('self.block.origin(self.x["origin"])', 'self.x["origin"]'),
+    "out of keys that a sink does not lower": ("inv_row_sum * lowered", "inv_row_sum"),
+    "a sink left out of the sum": ("total = row_sum + (sigma - row_max).exp()", "total = row_sum"),
     "keys of another block": (
         "to = self.space.sums[name].narrow(-1, keys.start,",
         "to = self.space.sums[name].narrow(-1, 0,",
@@ -228,7 +230,7 @@ def test_a_planted_mistake_is_noticed(change, monkeypatch):
     assert text.count(old) >= 1
     module = {"__name__": "planted"}
     exec(text.replace(old, new), module)  # noqa: S102 - our own source with one change
-    for name in ("Formulas", "Space"):
+    for name in ("Formulas", "Space", "finish_rows"):
         monkeypatch.setattr(f"attngrad.backends.blocked.passes.{name}", module[name])
     with pytest.raises(AssertionError):
         test_blocked.check_passes(("window left", "bias", "softcap", "sinks", "dropout"), "grouped", 1e-11)

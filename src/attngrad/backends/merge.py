@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -46,36 +46,55 @@ class TangentMerge:
         out     = w_a out_a + w_b out_b
         lse_dot = lse_dot_a + w_b (lse_dot_b - lse_dot_a)
         out_dot = w_a out_dot_a + w_b out_dot_b + w_a w_b (lse_dot_b - lse_dot_a) (out_b - out_a)
+
+    Rows begin as ``start``, which is written to: out, lse, out_dot and lse_dot of the sink alone.
+    ``tangent_of(part, t)`` gives the same of a part, nothing rounded; ``xp`` is the module of the arrays.
     """
 
-    def __init__(self, x: Operands, o: Options, t: Tangents, forward_tangent: Callable[..., Any]) -> None:
-        self._options, self._dtype, self._forward_tangent = o, x.q.dtype, forward_tangent
-        rows, dtype = x.q.shape[:-1], compute_dtype(x)
-        self._out, self._out_dot = (np.zeros(x.out_shape, dtype) for _ in range(2))
-        self._lse, self._lse_dot = np.full(rows, -np.inf, dtype), np.zeros(rows, dtype)
-        if x.sinks is not None:
-            self._lse[...] = widen(x.sinks)[:, None]
-            if t.sinks is not None:
-                self._lse_dot[...] = np.where(self._lse > -np.inf, widen(t.sinks)[:, None], 0)
+    def __init__(self, start: Sequence[Array], tangent_of: Callable[..., Any], xp: Any = np) -> None:
+        self._out, self._lse, self._out_dot, self._lse_dot = start
+        self._tangent_of, self._xp = tangent_of, xp
 
     def add(self, rows: slice, part: Operands, t: Tangents) -> None:
         """The keys of ``part`` for ``rows``, which move along ``t``."""
-        moved = Tangents(*map(widen, t))._replace(sinks=None)
-        out_b, lse_b, out_dot_b, lse_dot_b = self._forward_tangent(wide_part(part), self._options, moved)
+        xp, (out_b, lse_b, out_dot_b, lse_dot_b) = self._xp, self._tangent_of(part, t)
         out, out_dot = self._out[..., rows, :], self._out_dot[..., rows, :]
         lse, lse_dot = self._lse[..., rows], self._lse_dot[..., rows]
         with np.errstate(all="ignore"):
-            ahead = np.where(lse_b == -np.inf, lse_b, lse_b - lse)
-            b = (1 / (1 + np.exp(-ahead)))[..., None]
-            a = (1 / (1 + np.exp(ahead)))[..., None]
+            ahead = xp.where(lse_b == -np.inf, lse_b, lse_b - lse)
+            b = (1 / (1 + xp.exp(-ahead)))[..., None]
+            a = (1 / (1 + xp.exp(ahead)))[..., None]
             gap = (lse_dot_b - lse_dot)[..., None]
-            lse[...] = np.logaddexp(lse, lse_b)
+            lse[...] = xp.logaddexp(lse, lse_b)
             lse_dot += (b * gap)[..., 0]
             out_dot *= a
             out_dot += b * out_dot_b
             out_dot += a * b * gap * (out_b - out)
             out *= a
             out += b * out_b
+
+    def finish(self) -> tuple[Array, Array]:
+        """``out_dot, lse_dot``, in the dtype of computation."""
+        return self._out_dot, self._lse_dot
+
+
+class NumpyTangents(TangentMerge):
+    """Of NumPy arrays, by the ``forward_tangent`` of a backend."""
+
+    def __init__(self, x: Operands, o: Options, t: Tangents, forward_tangent: Callable[..., Any]) -> None:
+        self._dtype = x.q.dtype
+        rows, dtype = x.q.shape[:-1], compute_dtype(x)
+        out, out_dot = (np.zeros(x.out_shape, dtype) for _ in range(2))
+        lse, lse_dot = np.full(rows, -np.inf, dtype), np.zeros(rows, dtype)
+        if x.sinks is not None:
+            lse[...] = widen(x.sinks)[:, None]
+            if t.sinks is not None:
+                lse_dot[...] = np.where(lse > -np.inf, widen(t.sinks)[:, None], 0)
+
+        def tangent_of(part: Operands, t: Tangents) -> Any:
+            return forward_tangent(wide_part(part), o, Tangents(*map(widen, t))._replace(sinks=None))
+
+        super().__init__((out, lse, out_dot, lse_dot), tangent_of)
 
     def finish(self) -> tuple[Array, Array]:
         """``out_dot, lse_dot``."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from attngrad import backends
+from attngrad.backends.protocol import Backend
 from attngrad.core.arrays import Array
 from attngrad.core.binding import bind
 from attngrad.core.checks import check_integer, fail
@@ -22,15 +22,13 @@ from attngrad.core.spec import Spec
 from attngrad.distributed import _ring
 from attngrad.distributed._agreement import Record, agree, failed
 from attngrad.distributed._layout import Layout, check_layout
-from attngrad.distributed._transport import TIMEOUT, Ring, check_timeout, find_group
-from attngrad.torch._choice import forced
+from attngrad.distributed._transport import TIMEOUT, Ring, check_device, check_timeout, find_group, header_device
 from attngrad.torch._functions import N_DIFFERENTIABLE, Attention, recorded
 from attngrad.torch._passes import bind_inputs, given, passes_of
 from attngrad.torch._private import forward_mode_active
-from attngrad.torch._tensors import Inputs, check_tensor, numpy_dtype, to_array, to_tensor, wide_dtype
+from attngrad.torch._tensors import Inputs, check_tensor, numpy_dtype, to_array, wide_dtype
 
 NAME = "ring_attention"
-_BACKEND = "cpu"
 
 
 def ring_attention(
@@ -51,7 +49,7 @@ def ring_attention(
 
     Every rank calls it with its ``shard`` of q, k and v; keys and values travel, and nothing grows with the whole
     sequence. Backward and forward mode; every rank must take part in them too. Ranks may hold different numbers of
-    tokens.
+    tokens. Tensors may be on any device whose memory the group sends; the backend is that of ``attngrad.torch``.
 
     Args:
         q, k, v: ``(..., Hq, T, D)``, ``(..., Hk, S, D)``, ``(..., Hk, S, E)``: the tokens of this rank.
@@ -84,11 +82,11 @@ def ring_attention(
     local, seconds, record = None, TIMEOUT, {}
     try:
         seconds = check_timeout(NAME, timeout)
-        local = _Local.check(q, k, v, layout, options)
+        local = _Local.check(q, k, v, layout, options, group)
         record = local.record()
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, NotImplementedError) as error:
         record = failed(error)
-    ring = Ring(NAME, "forward", group, seconds)
+    ring = Ring(NAME, "forward", group, seconds, header_device(group, q))
     records = agree(ring, record, _SAME)
     assert local is not None  # noqa: S101 for mypy: agree has raised
     passes = _settle(local, records, ring)
@@ -111,6 +109,8 @@ def _given(row: Option) -> str:
 
 _SHAPES = ("number of axes", "leading axes", "query heads", "key heads", "features of q and k", "features of v")
 _SAME: tuple[tuple[str, type[Exception]], ...] = (
+    ("backend", ValueError),
+    ("device", ValueError),
     ("layout", ValueError),
     ("dtype", TypeError),
     *((name, ValueError) for name in _SHAPES),
@@ -130,28 +130,19 @@ class _Local(NamedTuple):
     options: Options
     return_lse: bool
     layout: str
+    backend: Backend
 
     @classmethod
-    def check(cls, q: Tensor, k: Tensor, v: Tensor, layout: object, options: Any) -> _Local:
+    def check(cls, q: Tensor, k: Tensor, v: Tensor, layout: object, options: Any, group: Any) -> _Local:
         """By the rules of the NumPy functions, on shapes and dtypes alone: values may belong to a transform."""
         reject_unknown(NAME, options)
         name = check_layout(NAME, layout)
         given = {key: x for key, x in options.items() if x is not None or key not in _OPTIONAL}
         for key, x in (("q", q), ("k", k), ("v", v)):
-            check_tensor(NAME, key, x)
-            if not x.is_cpu:
-                fail(
-                    ValueError,
-                    NAME,
-                    key,
-                    "be on the CPU",
-                    f"device {x.device}",
-                    "A ring of other devices is not there yet.",
-                )
-        if forced() not in (None, _BACKEND):
-            remedy = "use_backend(None) chooses by device."
-            fail(ValueError, NAME, "backend", f"be {_BACKEND!r}, which merges parts of the keys", forced(), remedy)
-        flat = bind_inputs(NAME, q, k, v, passes_of(NAME, q, given).options, given)._asdict()
+            check_tensor(NAME, key, x, q if isinstance(q, Tensor) else None)
+        check_device(NAME, "q", q, group)
+        passes = passes_of(NAME, q, given)
+        flat = bind_inputs(NAME, q, k, v, passes.options, given)._asdict()
         for key in NUMBERS:
             if isinstance(flat[key], Tensor):
                 flat[key] = to_array(flat[key])
@@ -162,16 +153,20 @@ class _Local(NamedTuple):
             if i.kind is Kind.IDS and ids is not None and ids.dtype == torch.uint64 and (to_array(ids) >= 2**63).any():
                 fail(ValueError, NAME, i.name, "have ids below 2**63", f"{to_array(ids).max()}")
         specs = {i.name: _spec(i, flat[i.name], k) for i in INPUTS}
-        _, o, return_lse = bind(NAME, specs["q"], specs["k"], specs["v"], {**given, **unflatten(specs)})
+        bound, o, return_lse = bind(NAME, specs["q"], specs["k"], specs["v"], {**given, **unflatten(specs)})
+        if (reason := passes.backend.refuses(bound, o)) is not None:
+            raise NotImplementedError(f"{NAME}: {reason}")
         if q.ndim == 2:
             flat |= {n: flat[n][None] for n in QKV}
         flat |= {i.name: _plane(flat[i.name]) for i in INPUTS if i.kind is Kind.PLANE}
-        return cls(Inputs(**flat), o, return_lse, name)
+        return cls(Inputs(**flat), o, return_lse, name, passes.backend)
 
     def record(self) -> Record:
         """What the other ranks are told."""
         x = self.x
         found: Record = {
+            "backend": self.backend.NAME,
+            "device": x.q.device.type,
             "layout": self.layout,
             "dtype": str(x.q.dtype),
             "number of axes": x.q.ndim,
@@ -275,38 +270,36 @@ class RingPasses:
         )
 
     def _ring(self, stage: str) -> Ring:
-        return Ring(NAME, stage, self.opening.group, self.opening.timeout)
+        return Ring(NAME, stage, self.opening.group, self.opening.timeout, self.opening.device)
 
     def _operands(self, x: Inputs) -> Operands:
-        return Operands(**{n: to_array(getattr(x, n)) for n in DIFFERENTIABLE}, **self.constants)
+        return Operands(**{n: getattr(x, n) for n in DIFFERENTIABLE}, **self.constants)
 
     def forward(self, x: Inputs) -> tuple[Tensor, ...]:
         """``out, lse``, and the residuals."""
         ring = self.opening
         with ring.guarded():
-            out, lse, residuals = _ring.forward(ring, self.job, self._operands(x))
-        return to_tensor(out), to_tensor(lse), *map(to_tensor, residuals[self.out_is_residual :])
+            out, lse, *residuals = _ring.forward(ring, self.job, self._operands(x))
+        return out, lse, *residuals[self.out_is_residual :]
 
     def backward(self, x: Inputs, residuals: Sequence[Tensor], dout: Any, dlse: Any) -> tuple[Tensor, ...]:
         """The gradients of the inputs that are given, summed over ranks."""
         ring = self._ring("backward")
         agree(ring, {"call": self.opening.number}, [("call", RuntimeError)])
-        kept, cotangents = [to_array(r) for r in residuals], (to_array(dout), to_array(dlse))
         with ring.guarded():
-            return given(_ring.backward(ring, self.job, self._operands(x), kept, *cotangents))
+            return given(_ring.backward(ring, self.job, self._operands(x), residuals, dout, dlse))
 
     def forward_tangent(self, x: Inputs, t: Sequence[Tensor | None]) -> tuple[Tensor, Tensor]:
         """``out_dot, lse_dot``."""
-        dots = Tangents(*map(to_array, t))
+        dots = Tangents(*t)
         ring, operands = self._ring("tangent"), self._operands(x)
         moving = [dots.k is not None, dots.v is not None]
         records = agree(ring, {"call": self.opening.number, "moving": moving}, [("call", RuntimeError)])
         for i, name in enumerate(("k", "v")):
             if getattr(dots, name) is None and any(r["moving"][i] for r in records):
-                dots = dots._replace(**{name: np.zeros_like(getattr(operands, name))})
+                dots = dots._replace(**{name: torch.zeros_like(getattr(operands, name))})
         with ring.guarded():
-            out_dot, lse_dot = _ring.tangent(ring, self.job, operands, dots)
-        return to_tensor(out_dot), to_tensor(lse_dot)
+            return _ring.tangent(ring, self.job, operands, dots)
 
 
 def _settle(local: _Local, records: list[Record], ring: Ring) -> RingPasses:
@@ -327,23 +320,25 @@ def _settle(local: _Local, records: list[Record], ring: Ring) -> RingPasses:
                 fail(ValueError, NAME, name, rule, f"shape {tuple(shape)}")
     arrays = unflatten(local.x._asdict())
     constants: dict[str, Any] = {}
+    offset: Any = 0
     for row in ARRAYS:
         value = arrays.get(row.name)
         if row.kind is Kind.OFFSET:
-            constants[row.name] = keys.total - queries.total if value is None else value
+            offset = keys.total - queries.total if value is None else value
+            constants[row.name] = torch.as_tensor(offset, device=local.x.q.device) if np.ndim(offset) else offset
         elif row.kind is Kind.IDS and value is not None:
             constants[row.name] = _own_ids(value, leading, keys, ring.rank)
         elif not row.differentiable:
-            constants[row.name] = to_array(value)
-    job = _ring.Job(local.options, backends.get(_BACKEND), queries, keys)
+            constants[row.name] = value
+    job = _ring.Job(local.options, local.backend, queries, keys, offset)
     rounds = wide_dtype(local.x.q.dtype) is not local.x.q.dtype
     return RingPasses(job, ring, constants, not rounds)
 
 
-def _own_ids(ids: Any, leading: list[int], keys: Layout, rank: int) -> tuple[Array, Array]:
+def _own_ids(ids: Any, leading: list[int], keys: Layout, rank: int) -> tuple[Tensor, Tensor]:
     """The ids of the own queries and of the own keys, from those of all keys where these are given."""
-    q_ids, k_ids = (to_array(x).astype(np.int64, copy=False) for x in ids)
+    q_ids, k_ids = (x.to(torch.int64) for x in ids)
     if k_ids.shape[-1] != keys.lengths[rank]:
         runs = [k_ids[..., run.there] for run in keys.runs(rank)]
-        k_ids = np.concatenate(runs, axis=-1) if runs else k_ids[..., :0]
-    return q_ids, np.broadcast_to(k_ids, (*leading, k_ids.shape[-1]))
+        k_ids = torch.cat(runs, -1) if runs else k_ids[..., :0]
+    return q_ids, k_ids.expand(*leading, k_ids.shape[-1])

@@ -14,24 +14,30 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from torch import Tensor
 
-from attngrad.backends.merge import compute_dtype
 from attngrad.backends.protocol import Backend
 from attngrad.core.arrays import Array
 from attngrad.core.operands import Gradients, Operands, Tangents
 from attngrad.core.options import ARRAYS, Kind, Options
 from attngrad.distributed import _travel
 from attngrad.distributed._layout import Layout, Run
+from attngrad.distributed._memory import Memory
 from attngrad.distributed._transport import Ring
 from attngrad.distributed._travel import Keys, Route, Sums
+from attngrad.torch._tensors import to_tensor, wide_dtype
 
 
 class Tile(NamedTuple):
-    """A run of queries beside a run of keys, and their offset."""
+    """A run of queries beside a run of keys."""
 
     rows: Run
     columns: Run
-    offset: Array | int
+
+    @property
+    def shift(self) -> int:
+        """What the offset of the tile has beyond that of the whole."""
+        return self.rows.start - self.columns.start
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,12 @@ class Job:
     backend: Backend
     queries: Layout
     keys: Layout
+    offset: Array | int = 0
+    """That of the whole, in numbers that can be read: an array of NumPy, wherever the tensors are."""
+
+    def memory(self, x: Operands) -> Memory:
+        """Where the tensors of ``x`` are."""
+        return Memory(self.backend, x.q.device)
 
     def tiles(self, x: Operands, rank: int, keys: list[Run], cut_keys: bool = False) -> Iterator[Tile]:
         """What queries of ``rank`` may see of ``keys``; results the size of keys ask for ``cut_keys``."""
@@ -50,9 +62,9 @@ class Job:
             queries, keys = _joined(queries), _joined(keys)  # positions do not matter: one tile
         for rows in _cut(queries):
             for columns in _cut(keys) if cut_keys else keys:
-                offset = x.offset + rows.start - columns.start
-                if sees(o, offset, rows.length, columns.length):
-                    yield Tile(rows, columns, offset)
+                tile = Tile(rows, columns)
+                if sees(o, self.offset + tile.shift, rows.length, columns.length):
+                    yield tile
 
 
 def _cut(runs: list[Run]) -> Iterator[Run]:
@@ -94,22 +106,22 @@ def _ids(x: Operands) -> list[str]:
     return [row.name for row in ARRAYS if row.kind is Kind.IDS and getattr(x, row.name) is not None]
 
 
-def _travelling(x: Operands, *more: Array) -> list[Array]:
+def _travelling(x: Operands, *more: Tensor) -> list[Tensor]:
     """k, v, tangents or nothing, and the ids of the keys."""
     return [x.k, x.v, *more, *(getattr(x, name)[1][..., None] for name in _ids(x))]
 
 
-def _slice(plane: Array, tile: Tile) -> tuple[Any, ...]:
+def _slice(plane: Tensor, tile: Tile) -> tuple[Any, ...]:
     """Where the scores of a tile are in a plane, whose axes may have length 1."""
     rows = tile.rows.here if plane.shape[-2] != 1 else slice(None)
     columns = tile.columns.there if plane.shape[-1] != 1 else slice(None)
     return ..., rows, columns
 
 
-def _operands(x: Operands, tile: Tile, block: Sequence[Array]) -> Operands:
+def _operands(x: Operands, tile: Tile, block: Sequence[Tensor]) -> Operands:
     """The part of a tile."""
     rows, columns = tile.rows.here, tile.columns.here
-    cut: dict[str, Any] = {"offset": tile.offset, "origin": (0, 0, tile.rows.start, tile.columns.start)}
+    cut: dict[str, Any] = {"offset": x.offset + tile.shift, "origin": (0, 0, tile.rows.start, tile.columns.start)}
     key_ids = dict(zip(reversed(_ids(x)), reversed(block), strict=False))
     for row in ARRAYS:
         value = getattr(x, row.name)
@@ -127,37 +139,40 @@ def _operands(x: Operands, tile: Tile, block: Sequence[Array]) -> Operands:
 # --- passes ---------------------------------------------------------------------------------------------------------
 
 
-def forward(ring: Ring, job: Job, x: Operands) -> tuple[Array, Array, Sequence[Array]]:
+def forward(ring: Ring, job: Job, x: Operands) -> tuple[Tensor, ...]:
     """``out`` and ``lse`` of the own queries over all keys, and the residuals."""
-    route = Route(ring, job.keys)
-    parts, keys = job.backend.forward_parts(x, job.options), Keys(route, _travelling(x))
+    route, memory = Route(ring, job.keys), job.memory(x)
+    parts = job.backend.forward_parts(memory.taken(x), job.options)
+    keys = Keys(route, memory, _travelling(x))
     for ring.step in range(1, route.steps + 1):
         ring.start(*keys.depart())
         for tile in job.tiles(x, ring.rank, keys.runs):
-            parts.add(tile.rows.here, _operands(x, tile, keys.here))
+            parts.add(tile.rows.here, memory.taken(_operands(x, tile, keys.here)))
         ring.wait()
         keys.arrive()
-    return parts.finish()
+    out, lse, residuals = parts.finish()
+    return to_tensor(out), to_tensor(lse), *map(to_tensor, residuals)
 
 
 def backward(
-    ring: Ring, job: Job, x: Operands, residuals: Sequence[Array], dout: Array | None, dlse: Array | None
+    ring: Ring, job: Job, x: Operands, residuals: Sequence[Tensor], dout: Tensor | None, dlse: Tensor | None
 ) -> Gradients:
     """The gradients of the own inputs, of the sum over ranks of <dout, out> + <dlse, lse>.
 
     Those of bias and sinks come from the own rows; where ranks share one, theirs add up to its gradient.
     """
-    dtype = compute_dtype(x)
-    dbias = None if x.bias is None else np.zeros(x.bias.shape, dtype)
-    parts = job.backend.backward_parts(x, job.options, residuals, dout, dlse)
+    dtype, memory = wide_dtype(x.q.dtype), job.memory(x)
+    dbias = None if x.bias is None else memory.zeros(tuple(x.bias.shape), dtype)
+    kept = [memory.taken(r) for r in residuals]
+    parts = job.backend.backward_parts(memory.taken(x), job.options, kept, memory.taken(dout), memory.taken(dlse))
     route = Route(ring, job.keys)
-    keys, sums = Keys(route, _travelling(x)), Sums(route, x.k, x.v, dtype)
+    keys, sums = Keys(route, memory, _travelling(x)), Sums(route, memory, x.k, x.v, dtype)
     for ring.step in range(1, route.steps + 1):
         ring.start(*map(operator.add, keys.depart(), sums.depart()))
         for tile in job.tiles(x, ring.rank, keys.runs, cut_keys=True):
-            g = parts.add(tile.rows.here, _operands(x, tile, keys.here))
+            g = parts.add(tile.rows.here, memory.taken(_operands(x, tile, keys.here)))
             if dbias is not None:
-                dbias[_slice(dbias, tile)] += g.bias
+                dbias[_slice(dbias, tile)].add_(to_tensor(g.bias))
             sums.add(tile.columns.here, g)
             del g
         ring.wait()
@@ -165,18 +180,15 @@ def backward(
         sums.arrive()
     dk, dv = sums.finish()
     dq, dsinks = parts.finish()
-    with np.errstate(over="ignore"):
-        found = (dq, dk, dv, dbias, dsinks)
-        return Gradients(
-            *(None if g is None else g.astype(p.dtype, copy=False) for g, p in zip(found, x, strict=False))
-        )
+    found = (dq, dk, dv, dbias, dsinks)
+    return Gradients(*(None if g is None else to_tensor(g).to(p.dtype) for g, p in zip(found, x, strict=False)))
 
 
-def tangent(ring: Ring, job: Job, x: Operands, t: Tangents) -> tuple[Array, Array]:
+def tangent(ring: Ring, job: Job, x: Operands, t: Tangents) -> tuple[Tensor, Tensor]:
     """``out_dot`` and ``lse_dot`` along ``t``; all ranks give k_dot, or none, and so with v_dot."""
-    route = Route(ring, job.keys)
-    parts = job.backend.tangent_parts(x, job.options, t)
-    keys = Keys(route, _travelling(x, *(d for d in (t.k, t.v) if d is not None)))
+    route, memory = Route(ring, job.keys), job.memory(x)
+    parts = job.backend.tangent_parts(memory.taken(x), job.options, memory.taken(t))
+    keys = Keys(route, memory, _travelling(x, *(d for d in (t.k, t.v) if d is not None)))
     for ring.step in range(1, route.steps + 1):
         ring.start(*keys.depart())
         dots = iter(keys.here[2:])
@@ -189,7 +201,8 @@ def tangent(ring: Ring, job: Job, x: Operands, t: Tangents) -> tuple[Array, Arra
                 None if v_dot is None else v_dot[..., columns, :],
                 None if t.bias is None else t.bias[_slice(t.bias, tile)],
             )
-            parts.add(rows, _operands(x, tile, keys.here), moved)
+            parts.add(rows, memory.taken(_operands(x, tile, keys.here)), memory.taken(moved))
         ring.wait()
         keys.arrive()
-    return parts.finish()
+    out_dot, lse_dot = map(to_tensor, parts.finish())
+    return out_dot, lse_dot

@@ -12,7 +12,7 @@ from torch import distributed as dist
 from attngrad.core.checks import check_integer, fail
 from attngrad.distributed._agreement import Record, agree, failed
 from attngrad.distributed._layout import Layout, check_layout, even
-from attngrad.distributed._transport import TIMEOUT, Ring, check_timeout, find_group
+from attngrad.distributed._transport import TIMEOUT, Ring, check_device, check_timeout, find_group, header_device
 from attngrad.torch._tensors import check_tensor
 
 
@@ -66,14 +66,16 @@ def unshard(x: Tensor, *, group: Any = None, layout: str = "zigzag", dim: int = 
     """
     group = find_group("unshard", group)
     seconds = check_timeout("unshard", timeout)
-    ring = Ring("unshard", "gathering", group, seconds)
+    ring = Ring("unshard", "gathering", group, seconds, header_device(group, x))
     axis = 0
     try:
         name = check_layout("unshard", layout)
         check_tensor("unshard", "x", x)
+        check_device("unshard", "x", x, group)
         axis = _axis("unshard", x, dim)
         others = [int(m) for i, m in enumerate(x.shape) if i != axis]
         record: Record = {
+            "device": x.device.type,
             "layout": name,
             "dtype": str(x.dtype),
             "axis": axis,
@@ -82,19 +84,19 @@ def unshard(x: Tensor, *, group: Any = None, layout: str = "zigzag", dim: int = 
         }
     except (TypeError, ValueError) as error:
         record = failed(error)
-    same = (("layout", ValueError), ("dtype", TypeError), ("axis", ValueError), ("other axes", ValueError))
+    same = [(name, ValueError) for name in ("device", "layout", "axis", "other axes")] + [("dtype", TypeError)]
     records = agree(ring, record, same)
     where = Layout(layout, tuple(r["tokens"] for r in records))
     shape = list(x.shape)
     shape[axis] = where.total
-    whole = torch.empty(shape, dtype=x.dtype)
+    whole = x.new_empty(shape)
     with ring.guarded():
         here = x.detach().contiguous()
         for step in range(ring.size):
             ring.step = step + 1
             if step + 1 < ring.size:
                 shape[axis] = where.lengths[ring.source(step + 1)]
-                there = torch.empty(shape, dtype=x.dtype)
+                there = x.new_empty(shape)
                 ring.start([here], [there])
             for run in where.runs(ring.source(step)):
                 whole.narrow(axis, run.start, run.length).copy_(here.narrow(axis, run.local, run.length))

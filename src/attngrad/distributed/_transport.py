@@ -77,11 +77,44 @@ def check_timeout(function: str, timeout: object) -> float:
     return seconds
 
 
+# --- devices --------------------------------------------------------------------------------------------------------
+
+_SENDS_FROM = {"gloo": ("cpu",)}
+"""The devices whose memory a transport sends from rank to rank, where these are fewer than it is registered for."""
+
+
+def _transports(group: Any) -> dict[str, str]:
+    """By device, what sends its memory: {"cpu": "gloo", "cuda": "nccl"}."""
+    pairs = [entry.split(":") for entry in dist.get_backend_config(group).split(",")]
+    return {device: name for device, name in pairs if device in _SENDS_FROM.get(name, (device,))}
+
+
+def check_device(function: str, name: str, x: Tensor, group: Any) -> None:
+    """The group can send ``x`` from rank to rank; where there is one rank, nothing is sent."""
+    device, transports = x.device.type, _transports(group)
+    if dist.get_world_size(group) > 1 and device not in transports:
+        sent = ", ".join(f"{where} by {what}" for where, what in transports.items())
+        known = dist.Backend.default_device_backend_map.get(device, "...")
+        remedy = f'Make the group with init_process_group("cpu:gloo,{device}:{"..." if known == "gloo" else known}").'
+        fail(ValueError, function, name, f"be on a device that the group sends from ({sent})", x.device, remedy)
+
+
+def header_device(group: Any, x: object) -> torch.device:
+    """Where headers are: on the CPU if the group sends from there, else beside the tensor ``x`` if it can."""
+    transports = _transports(group)
+    if "cpu" in transports or not transports:
+        return torch.device("cpu")
+    if isinstance(x, Tensor) and x.device.type in transports:
+        return x.device
+    return torch.device(next(iter(transports)))
+
+
 class Ring:
     """One pass around the ring: this rank, its neighbours, and the messages under way."""
 
-    def __init__(self, function: str, stage: str, group: Any, timeout: float) -> None:
+    def __init__(self, function: str, stage: str, group: Any, timeout: float, device: torch.device) -> None:
         self.function, self.stage, self.group, self.timeout = function, stage, group, timeout
+        self.device = device  # of headers
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.before, self.after = (self.rank - 1) % self.size, (self.rank + 1) % self.size
         self.state = _states.setdefault(group, _State())
@@ -150,7 +183,12 @@ class Ring:
         self._flight, self._kept = [], []
 
     def _is_closed(self, peer: int) -> bool:
-        """Whether the connection is: to begin to receive fails at once then. No message has this tag."""
+        """Whether the connection is: to begin to receive fails at once then. No message has this tag.
+
+        Where tags and closed connections are gloo's; others do not say.
+        """
+        if _transports(self.group).get("cpu") != "gloo":
+            return False
         probe = torch.empty(1, dtype=torch.uint8)
         try:
             self._kept.append(dist.irecv(probe, dist.get_global_rank(self.group, peer), self.group, _PROBE))
@@ -171,13 +209,14 @@ class Ring:
         with without_transforms(), self.guarded():
             mine = torch.zeros(_HEADER, dtype=torch.uint8)
             mine[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+            mine = mine.to(self.device)
             headers = {self.rank: mine}
             for step in range(self.size - 1):
                 theirs = torch.empty_like(mine)
                 self.start([headers[self.source(step)]], [theirs])
                 self.wait()
                 headers[self.source(step + 1)] = theirs
-            found = [bytes(headers[rank].numpy()).rstrip(b"\0") for rank in range(self.size)]
+            found = [bytes(headers[rank].cpu().numpy()).rstrip(b"\0") for rank in range(self.size)]
         self.sent = 0
         return [json.loads(header) for header in found]
 

@@ -11,23 +11,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from attngrad import _native
-from attngrad.core.arrays import Array
 from attngrad.core.operands import Gradients
 from attngrad.distributed._layout import Layout, Run, packed
+from attngrad.distributed._memory import Memory
 from attngrad.distributed._transport import Ring
+from attngrad.torch._tensors import to_tensor
 
 TILE = 1024
 """Tokens of a tile at most, on the sides that its results have; smaller ones would cost time."""
 PIECES = 8
 """Of a shard at most."""
-_LINE = 64  # bytes: where an array of a block may begin
+_LINE = 64  # bytes: where a tensor of a block may begin
 
 
 def pieces(largest: int) -> int:
@@ -70,22 +68,22 @@ class Route:
 
 @dataclass(frozen=True)
 class Block:
-    """Arrays ``(..., tokens, features)`` one after the other in one piece of memory, that goes as one message."""
+    """Tensors ``(..., tokens, features)`` one after the other in one piece of memory, that goes as one message."""
 
-    memory: Array
-    parts: list[Array]
+    memory: Tensor
+    parts: list[Tensor]
     message: Tensor
 
 
 class Blocks:
-    """Blocks of one kind, each ``(..., tokens, features)`` as the arrays ``like``; memory is used again."""
+    """Blocks of one kind, each ``(..., tokens, features)`` as the tensors ``like``; memory is used again."""
 
-    def __init__(self, like: Sequence[tuple[tuple[int, ...], Any]], largest: int) -> None:
-        self._like, self._free = like, list[Array]()
+    def __init__(self, memory: Memory, like: Sequence[tuple[tuple[int, ...], torch.dtype]], largest: int) -> None:
+        self._memory, self._like, self._free = memory, like, list[Tensor]()
         self._size = self._ends(largest)[-1]
 
     def _ends(self, tokens: int) -> list[int]:
-        """Where arrays begin, and where the last one ends, each at a multiple of a cache line."""
+        """Where tensors begin, and where the last one ends, each at a multiple of a cache line."""
         ends = [0]
         for shape, dtype in self._like:
             size = prod(shape[:-2]) * tokens * shape[-1] * dtype.itemsize
@@ -93,40 +91,34 @@ class Blocks:
         return ends
 
     def take(self, tokens: int) -> Block:
-        memory = self._free.pop() if self._free else empty((self._size,), np.dtype(np.uint8))
+        memory = self._free.pop() if self._free else self._memory.empty((self._size,), torch.uint8)
         ends, parts = self._ends(tokens), []
         for at, (shape, dtype) in zip(ends, self._like, strict=False):
             sizes = (*shape[:-2], tokens, shape[-1])
-            parts.append(memory[at : at + prod(sizes) * dtype.itemsize].view(dtype).reshape(sizes))
-        return Block(memory, parts, torch.from_numpy(memory[: ends[-1]]))
+            parts.append(memory[at : at + prod(sizes) * dtype.itemsize].view(dtype).view(sizes))
+        return Block(memory, parts, memory[: ends[-1]])
 
     def give(self, block: Block) -> None:
         """Back, to be taken again."""
         self._free.append(block.memory)
 
 
-def empty(shape: tuple[int, ...], dtype: Any) -> Array:
-    """``numpy.empty``, in memory that earlier results have left: so steps and passes use the same again."""
-    size = prod(shape) * dtype.itemsize
-    return _native.buffer(size).view(dtype).reshape(shape) if size else np.empty(shape, dtype)
-
-
-def _like(arrays: Sequence[Array], dtype: Any = None) -> list[tuple[tuple[int, ...], Any]]:
-    return [(x.shape, dtype or x.dtype) for x in arrays]
+def _like(tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> list[tuple[tuple[int, ...], torch.dtype]]:
+    return [(tuple(x.shape), dtype or x.dtype) for x in tensors]
 
 
 class Keys:
-    """k, v and what else belongs to keys, on their way: ``here`` are the arrays of this step, ``runs`` their tokens.
+    """k, v and what else belongs to keys, on their way: ``here`` are the tensors of this step, ``runs`` theirs.
 
-    In the first step of a piece these are the own arrays, while a copy of the piece leaves.
+    In the first step of a piece these are the own tensors, while a copy of the piece leaves.
     """
 
-    def __init__(self, route: Route, own: Sequence[Array]) -> None:
+    def __init__(self, route: Route, memory: Memory, own: Sequence[Tensor]) -> None:
         self._route, self._own = route, own
-        self._blocks = Blocks(_like(own), route.largest)
+        self._blocks = Blocks(memory, _like(own), route.largest)
         self._here: Block | None = None
         self._coming: Block | None = None
-        self.here: Sequence[Array] = []
+        self.here: Sequence[Tensor] = []
         self.runs: list[Run] = []
 
     def depart(self) -> tuple[list[Tensor], list[Tensor]]:
@@ -161,12 +153,10 @@ class Sums:
     hop more and is home, while the next one sets out.
     """
 
-    def __init__(self, route: Route, k: Array, v: Array, dtype: Any) -> None:
+    def __init__(self, route: Route, memory: Memory, k: Tensor, v: Tensor, dtype: torch.dtype) -> None:
         self._route = route
-        self._blocks = Blocks(_like([k, v], dtype), route.largest)
-        self._home = [empty(x.shape, dtype) for x in (k, v)]
-        for x in self._home:
-            x.fill(0)
+        self._blocks = Blocks(memory, _like([k, v], dtype), route.largest)
+        self._home = [memory.zeros(tuple(x.shape), dtype) for x in (k, v)]
         self._leaving: Block | None = None
         self._coming: Block | None = None
         self._part: Block | None = None
@@ -178,13 +168,13 @@ class Sums:
             return self._hop(route.source, route.piece - 1)
         self._part = self._blocks.take(route.length(route.source, route.piece))
         for x in self._part.parts:
-            x.fill(0)
+            x.zero_()
         return self._hop(route.source, route.piece)
 
     def add(self, columns: slice, g: Gradients) -> None:
-        """What a tile gives; ``columns`` are places in the arrays that ``Keys`` has here."""
+        """What a tile gives; ``columns`` are places in the tensors that ``Keys`` has here."""
         for part, x in zip(self._home if self._part is None else self._part.parts, (g.k, g.v), strict=True):
-            part[..., columns, :] += x
+            part[..., columns, :].add_(to_tensor(x))
 
     def arrive(self) -> None:
         """What has come is home, or takes the part of this step; what is here leaves in the next."""
@@ -194,11 +184,11 @@ class Sums:
             self._unload(coming, self._route.piece - 1)
         elif coming is not None and part is not None:
             for total, x in zip(coming.parts, part.parts, strict=True):
-                total += x
+                total.add_(x)
             self._blocks.give(part)
             self._leaving = coming
 
-    def finish(self) -> list[Array]:
+    def finish(self) -> list[Tensor]:
         """The last hop of the last piece; then dk and dv of the own keys, in the dtype of the sums."""
         ring, last = self._route.ring, self._route.count - 1
         ring.start(*self._hop(ring.rank, last))
@@ -225,5 +215,5 @@ class Sums:
         runs = self._route.runs(self._route.ring.rank, piece)
         for total, x in zip(self._home, block.parts, strict=True):
             for run, place in zip(runs, packed(runs), strict=True):
-                total[..., run.here, :] += x[..., place.here, :]
+                total[..., run.here, :].add_(x[..., place.here, :])
         self._blocks.give(block)

@@ -203,7 +203,8 @@ def sdpa() -> Iterator[None]:
     """Let ``torch.nn.functional.scaled_dot_product_attention`` be ours for a while, in all threads.
 
     It serves the models that look the function up when they call it, as PyTorch's and Transformers' do; a name bound
-    earlier by ``from torch.nn.functional import ...`` stays what it was. Restored also on exceptions.
+    earlier by ``from torch.nn.functional import ...`` stays what it was. Restored also on exceptions. On a GPU, first
+    derivatives alone are what PyTorch's own fused kernels are made for: use it there where more is asked for.
 
     >>> with sdpa():
     ...     torch.nn.functional.scaled_dot_product_attention is scaled_dot_product_attention

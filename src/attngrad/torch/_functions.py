@@ -5,9 +5,10 @@ function       value                                   backward                 
 ============== ======================================= ============================= =======================
 Attention      out, lse                                Gradient                      Tangent
 Direct         the same, where nothing looks on        Gradient                      (is not used there)
-Gradient       the VJP of (dout, dlse)                 DoubleBackward (or Tangent)   Curvature
+Gradient       the VJP of (dout, dlse)                 DoubleBackward (or Tangent)   HVP
 Tangent        out_dot, lse_dot along t                Curvature (or Gradient)       Blockwise
 Curvature      the VJP, and its tangent (the HVP)      Blockwise                     Blockwise
+HVP            that tangent alone                      Blockwise                     Blockwise
 DoubleBackward that tangent, out_dot and lse_dot       Blockwise                     Blockwise
 ============== ======================================= ============================= =======================
 
@@ -23,16 +24,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from attngrad.core.operands import DIFFERENTIABLE, INPUT_NAMES, QKV, SEEDS, assemble
 from attngrad.torch import _private, _vmap
-from attngrad.torch._higher import Named
 from attngrad.torch._passes import BOTH, AnyPasses, KeptArrays, Passes, Tensors
 from attngrad.torch._tensors import Inputs
+
+if TYPE_CHECKING:
+    from attngrad.torch._higher import Named
 
 N_INPUTS = len(INPUT_NAMES)
 N_DIFFERENTIABLE = len(DIFFERENTIABLE)
@@ -54,6 +57,8 @@ def recorded(tensors: Sequence[Any]) -> bool:
 
 def higher(passes: AnyPasses, x: Inputs, t: Tensors, cotangents: Tensors, wanted: Sequence[str]) -> Named:
     """What the passes compute, such that it has derivatives of any order."""
+    from attngrad.torch._higher import Named  # which most programs never need
+
     given = dict(zip((*TANGENT_NAMES, *COTANGENT_NAMES), (*t, *cotangents), strict=False))
     flat = x._asdict()
     seeds = {name: flat.pop(name) for name in SEEDS}
@@ -112,6 +117,14 @@ def curvature(
     both = run(passes, *arguments)
     half = len(both) // 2
     return spread(x, both[:half]), spread(x, both[half:])
+
+
+def hvp(passes: AnyPasses, x: Inputs, t: Tensors, *cotangents: Tensor | None) -> tuple[Any, ...]:
+    """The tangents of the gradients, as ``curvature`` has them; the gradients are not computed again."""
+    arguments = (*x, *t, *cotangents)
+    if _private.mapped_by_dispatcher((*t, *cotangents)):
+        return curvature(passes, x, t, *cotangents)[1]
+    return spread(x, (HVP.apply if recorded(arguments) else HVP.forward)(passes, *arguments))
 
 
 def double_backward(
@@ -285,7 +298,7 @@ class Gradient(_Function):
         if all(dot is None for dot in t):
             grads_dot = gradient(passes, x, dout_dot, dlse_dot, residuals)
         else:
-            _grads, grads_dot = curvature(passes, x, t, dout, dlse, dout_dot, dlse_dot)
+            grads_dot = hvp(passes, x, t, dout, dlse, dout_dot, dlse_dot)
         return tuple(g for g in grads_dot if g is not None)
 
 
@@ -380,3 +393,19 @@ class DoubleBackward(Curvature):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         DoubleBackward.keep(ctx, inputs)
         ctx.wanted = DoubleBackward.wanted
+
+
+class HVP(Curvature):
+    """The same, of what forward mode over the backward pass asks for: the tangents of the gradients."""
+
+    gradients = 1
+    wanted = ("grads_dot",)
+
+    @staticmethod
+    def forward(passes: AnyPasses, *args: Any) -> tuple[Tensor, ...]:
+        return HVP.run(passes, args)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        HVP.keep(ctx, inputs)
+        ctx.wanted = HVP.wanted

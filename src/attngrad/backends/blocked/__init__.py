@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
-
+from attngrad.backends.blocked.parts import backward_parts, forward_parts, tangent_parts
 from attngrad.backends.blocked.passes import (
     backward,
     backward_tangent,
@@ -32,13 +31,3 @@ __all__ = [
 NAME = "blocked"
 LIBRARY = "torch"
 by_address = borrow = None
-
-
-def forward_parts(*args: Any) -> NoReturn:
-    """Not there yet: an error that says so."""
-    raise NotImplementedError(
-        "attngrad: the blocked backend has no passes over parts of the keys, as a ring needs them."
-    )
-
-
-backward_parts = tangent_parts = forward_parts

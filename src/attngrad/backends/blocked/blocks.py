@@ -31,6 +31,11 @@ class Block(NamedTuple):
     rows: range
     keys: range
 
+    def origin(self, whole: Sequence[int]) -> tuple[int, int, int, int]:
+        """Where its first score stands, when that of the call stands at ``whole``."""
+        batch, head, query, key = whole
+        return batch, head, query + self.rows.start, key + self.keys.start
+
 
 class Layout(NamedTuple):
     """Which axes of an array, counted from the last, are queries and keys; None: none is.

@@ -31,6 +31,8 @@ class Space:
     def __init__(self, size: int, sums: Mapping[str, Tensor]) -> None:
         self.size, self.sums = size, sums
         self.matrices: dict[str, Tensor] = {}
+        self.hidden: dict[tuple[int, int, int], Tensor] = {}
+        """By queries, keys and their offset, what causal and window hide: the same in most blocks."""
 
     def matrix(self, name: str, shape: Sequence[int], like: Tensor) -> Tensor:
         """The matrix of this name, whatever it holds."""
@@ -53,7 +55,8 @@ class Formulas:
         self.block, self.o, self.x, self.wanted = block, o, x, wanted
         self.space = space or Space(math.prod(q.shape[:-1]) * k.shape[-2], {})
         self.rows = q.shape[:-1]
-        self.folded = (*k.shape[:-2], -1) if q.shape[-3] != k.shape[-3] else None
+        group = q.shape[-3] // max(k.shape[-3], 1)  # query heads that read one key head
+        self.folded = (math.prod(k.shape[:-2]), group * q.shape[-2])
         self.modifier = modifiers(o)
         self.bias, self.sinks = x.get("bias"), x.get("sinks")
         self.qs = q * o.scale
@@ -63,15 +66,14 @@ class Formulas:
 
     def _fold(self, x: Tensor) -> Tensor:
         """Rows of all query heads of a key head, one after the other; leading axes as one."""
-        x = x if self.folded is None else x.reshape(*self.folded, x.shape[-1])
-        return x.reshape(-1, *x.shape[-2:])
+        return x.reshape(*self.folded, x.shape[-1])
 
     def _matrix(self, name: str) -> Tensor:
         return self.space.matrix(name, (*self.rows, self.x["k"].shape[-2]), self.qs)
 
     def dots(self, rows: Tensor, keys: Tensor, into: str, to: Tensor | None = None) -> Tensor:
         """The matrix rows keys^T, ``into`` the memory of a name; or added ``to`` one."""
-        rows, keys = self._fold(rows), keys.reshape(-1, *keys.shape[-2:]).mT
+        rows, keys = self._fold(rows), _flat(keys).mT
         if to is None:
             to = self._matrix(into)
             torch.bmm(rows, keys, out=self._fold(to))
@@ -81,7 +83,7 @@ class Formulas:
 
     def combine(self, matrix: Tensor, keys: Tensor, to: Tensor | None = None) -> Tensor:
         """Rows: matrix keys, or added ``to`` them."""
-        matrix, flat = self._fold(matrix), keys.reshape(-1, *keys.shape[-2:])
+        matrix, flat = self._fold(matrix), _flat(keys)
         if to is None:
             return torch.bmm(matrix, flat).view(*self.rows, keys.shape[-1])
         self._fold(to).baddbmm_(matrix, flat)
@@ -106,8 +108,8 @@ class Formulas:
         seed = self.x.get("seed")
         if not self.o.dropout or seed is None:
             return None
-        origin = (0, 0, self.block.rows.start, self.block.keys.start)
-        keep: Tensor = keep_mask((*self.rows, self.x["k"].shape[-2]), self.o.dropout, seed, origin, like=self.qs)
+        origin, shape = self.block.origin(self.x["origin"]), (*self.rows, self.x["k"].shape[-2])
+        keep: Tensor = keep_mask(shape, self.o.dropout, seed, origin, like=self.qs)
         return keep.to(self.qs.dtype).mul_(1.0 / (1.0 - self.o.dropout))
 
     # --- forward: (F1) to (F5) ----------------------------------------------------------------------------------------
@@ -119,17 +121,21 @@ class Formulas:
         if self.bias is not None:
             s = s.add_(self.bias) if s is not self.z or self.modifier is IDENTITY else s + self.bias
         for keys in self._partly_hidden():
-            hidden = ~self._visible(keys)
+            hidden = self._hidden(keys)
             s.narrow(-1, keys.start, len(keys)).masked_fill_(hidden, -torch.inf)
             if self.modifier is not IDENTITY:  # which has no slope there, whatever z holds
                 self.z.narrow(-1, keys.start, len(keys)).masked_fill_(hidden, 0.0)
         return s
 
+    def _by_position(self) -> bool:
+        """Whether positions alone, which are known here, say what is hidden."""
+        everywhere = (self.bias, self.x.get("mask"), self.x.get("q_segments"))
+        return all(y is None for y in everywhere) and isinstance(self.x["offset"], int)
+
     def _partly_hidden(self) -> list[range]:
         """The keys, counted within the block, that some query of the block may not see."""
         x, o, (rows, keys) = self.x, self.o, self.block
-        everywhere = (self.bias, x.get("mask"), x.get("q_segments"))
-        if any(y is not None for y in everywhere) or not isinstance(x["offset"], int):
+        if not self._by_position():
             return [range(len(keys))]
         low, high = keys.start, keys.stop
         left, right = o.window or (None, None)
@@ -142,6 +148,17 @@ class Formulas:
         if low >= high:
             return [range(len(keys))] if keys else []
         return [range(a - keys.start, b - keys.start) for a, b in ((keys.start, low), (high, keys.stop)) if a < b]
+
+    def _hidden(self, keys: range) -> Tensor:
+        if not self._by_position():
+            return ~self._visible(keys)
+        known, (rows, all_keys) = self.space.hidden, self.block
+        where = len(rows), len(keys), self.x["offset"] + rows.start - all_keys.start - keys.start
+        if where not in known:
+            if len(known) > 3:  # two sides of a window, for two lengths
+                known.clear()
+            known[where] = ~self._visible(keys)
+        return known[where]
 
     def _visible(self, keys: range) -> Tensor:
         x, first = self.x, self.block.keys.start + keys.start
@@ -177,17 +194,18 @@ class Formulas:
     def _keep_rows(self, row_max: Tensor, inv_row_sum: Tensor) -> None:
         """The row statistics. A row that sees no key has inv_row_sum = 0, and takes no part, whatever it holds."""
         self.row_max, self.inv_row_sum = row_max, inv_row_sum
-        if "row_max" not in self.wanted:  # the forward pass is done with them
-            self.qs = self._seen(self.qs)
+        self.qs = self._seen(self.qs)
 
     def _seen(self, rows: Tensor) -> Tensor:
         return rows.masked_fill((self.inv_row_sum == 0)[..., None], 0.0)
 
     def forward(self) -> dict[str, Tensor]:
-        """out, lse and the row statistics."""
-        p = self.softmax()
-        out = self.combine(self.drop(p), self.x["v"])
-        return {"out": out, "lse": self.lse, "row_max": self.row_max, "inv_row_sum": self.inv_row_sum}
+        """What ``finish_rows`` takes: sum_j exp(s_j - row_max) v_j, the same of ones, and the row_max of the keys."""
+        s = self.scores()
+        row_max = s.amax(-1) if s.shape[-1] else s.new_full(self.rows, -torch.inf)
+        row_max = row_max.masked_fill(row_max == -torch.inf, 0.0)
+        e = _exp(s.sub_(row_max[..., None]))
+        return {"out": self.combine(self.drop(e), self.x["v"]), "row_max": row_max, "row_sum": e.sum(-1)}
 
     # --- reverse mode: (R1) to (R9) -----------------------------------------------------------------------------------
 
@@ -335,6 +353,32 @@ class Formulas:
             k_dot, dq_dot = self._dot("k"), self.combine(ds_dot, self.x["k"])
             found["dq_dot"] = (dq_dot if k_dot is None else self.combine(self.dz, k_dot, dq_dot)) * self.o.scale
         return found
+
+
+def finish_rows(
+    out: Tensor, row_max: Tensor, row_sum: Tensor, sinks: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(F3) to (F5) from the sums of rows: ``out``, in its place, lse, and the row statistics with the sinks.
+
+    A sink is one more key, whose value is zero. Where nothing is seen, lse is -inf or the sink, and the rest is 0.
+    """
+    lowered, total = None, row_sum
+    if sinks is not None:
+        of_keys, sigma = row_max.masked_fill(row_sum == 0, -torch.inf), sinks[:, None]
+        row_max = torch.maximum(of_keys, sigma)
+        row_max = row_max.masked_fill(row_max == -torch.inf, 0.0)
+        lowered = (of_keys - row_max).exp()
+        row_sum = row_sum * lowered
+        total = row_sum + (sigma - row_max).exp()
+    lse = row_max + total.log()
+    inv_row_sum = total.reciprocal().masked_fill(row_sum == 0, 0.0)
+    out.mul_((inv_row_sum if lowered is None else inv_row_sum * lowered)[..., None])
+    return out, lse, row_max, inv_row_sum
+
+
+def _flat(x: Tensor) -> Tensor:
+    """Leading axes as one; none of them is told by its size, for there may be no keys."""
+    return x.reshape(math.prod(x.shape[:-2]), *x.shape[-2:])
 
 
 def _exp(x: Tensor) -> Tensor:

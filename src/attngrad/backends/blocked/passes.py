@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from attngrad.backends.blocked.blocks import KEYS, Block, cut, run
-from attngrad.backends.blocked.formulas import Formulas, Space
-from attngrad.backends.blocked.programs import LAYOUTS, RESIDUALS, result_of, widen
+from attngrad.backends.blocked.formulas import Formulas, Space, finish_rows
+from attngrad.backends.blocked.programs import LAYOUTS, RESIDUALS, SUMS, result_of, widen
 from attngrad.backends.protocol import FIRST_ORDER, SecondOrder
 from attngrad.core.dtypes import TABLE
 from attngrad.core.operands import DIFFERENTIABLE, SEEDS, Gradients, Operands, Tangents, flatten
@@ -26,7 +26,7 @@ MATRICES = {"forward": 5, "backward": 7, "forward_tangent": 8, "backward_tangent
 def named(x: Operands, o: Options, **more: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Everything that a block is given: tensors, and numbers, by name."""
     seeds = {name: getattr(o, name) for name in SEEDS}
-    flat = {"q": x.q, "k": x.k, "v": x.v, **flatten({**x._asdict(), **seeds}), **more}
+    flat = {"q": x.q, "k": x.k, "v": x.v, "origin": x.origin, **flatten({**x._asdict(), **seeds}), **more}
     tensors = {name: y for name, y in flat.items() if isinstance(y, Tensor)}
     return tensors, {name: y for name, y in flat.items() if y is not None and name not in tensors}
 
@@ -75,8 +75,10 @@ def forward(
     x: Operands, o: Options, *, save: bool = True, into: Sequence[Tensor] | None = None
 ) -> tuple[Tensor, Tensor, Sequence[Tensor]]:
     """``out, lse, residuals``."""
-    found = compute(x, o, Formulas.forward, ("out", "lse", *(tuple(RESIDUALS)[1:] if save else ())))
-    wide, lse, *rest = found.values()
+    found = compute(x, o, Formulas.forward, SUMS)
+    with torch.no_grad():
+        out, row_max, row_sum = (found[name] for name in SUMS)
+        wide, lse, *rest = finish_rows(out, row_max, row_sum, None if x.sinks is None else widen(x.sinks))
     out, lse, *residuals = _placed((wide.to(x.q.dtype, copy=save), lse, *((wide, *rest) if save else ())), into)
     return out, lse, tuple(residuals)
 
@@ -107,7 +109,7 @@ def forward_tangent(
     wanted: Collection[str] = FIRST_ORDER,
 ) -> tuple[Tensor | None, Tensor | None, Tensor, Tensor]:
     """``out, lse, out_dot, lse_dot``."""
-    found = compute(x, o, Formulas.forward_tangent, [name for name in FIRST_ORDER if name in wanted], **_dots(t))
+    found = compute(x, o, Formulas.forward_tangent, [name for name in FIRST_ORDER if name in wanted], **dots_of(t))
     out, lse = found.get("out"), found.get("lse")
     out_dot, lse_dot = _placed((found["out_dot"].to(x.q.dtype), found["lse_dot"]), into)
     return None if out is None else out.to(x.q.dtype), lse, out_dot, lse_dot
@@ -129,7 +131,7 @@ def backward_tangent(
     groups = {"grads": grads, "grads_dot": [f"{name}_dot" for name in grads]}
     names = [name for field in SecondOrder._fields if field in wanted for name in groups.get(field, [field])]
     cotangents = {"dout": dout, "dout_dot": dout_dot, "dlse": dlse, "dlse_dot": dlse_dot}
-    found = compute(x, o, Formulas.backward_tangent, names, **_dots(t), **cotangents)
+    found = compute(x, o, Formulas.backward_tangent, names, **dots_of(t), **cotangents)
     return SecondOrder(
         found.get("out"),
         found.get("out_dot"),
@@ -144,7 +146,8 @@ def _placed(values: Sequence[Any], into: Sequence[Tensor] | None) -> Sequence[An
     return values if into is None else [place.copy_(value) for place, value in zip(into, values, strict=True)]
 
 
-def _dots(t: Tangents) -> dict[str, Any]:
+def dots_of(t: Tangents) -> dict[str, Any]:
+    """By the names that a block knows them by."""
     return {f"{name}_dot": dot for name, dot in t._asdict().items()}
 
 

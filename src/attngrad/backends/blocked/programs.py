@@ -27,6 +27,8 @@ def _layout(name: str, kind: Kind | None) -> Layout:
 _INPUTS = {i.name: _layout(i.name, i.kind) for i in INPUTS}
 _MOVING = {**{name: _INPUTS[name] for name in DIFFERENTIABLE}, "dout": ROWS, "dlse": ROW}
 RESIDUALS = {"out": ROWS, "row_max": ROW, "inv_row_sum": ROW}
+SUMS = ("out", "row_max", "row_sum")
+"""What a forward pass gives of a block, before ``finish_rows``."""
 LAYOUTS = {**_INPUTS, **_MOVING, **{f"{name}_dot": layout for name, layout in _MOVING.items()}, **RESIDUALS}
 """Of everything that a block may be given."""
 _ADDED = tuple(name for name in LAYOUTS if name not in _INPUTS and name not in RESIDUALS)
@@ -40,7 +42,7 @@ def result_of(name: str, given: Mapping[str, Tensor]) -> Result:
     rows = tuple(given["q"].shape[:-1])
     if name == "out":
         return Result(ROWS, (*rows, given["v"].shape[-1]))
-    if name == "lse" or name in RESIDUALS:
+    if name == "lse" or name in SUMS:
         return Result(ROW, rows)
     primal = name.removeprefix("d")
     return Result(LAYOUTS[primal], tuple(given[primal].shape))
@@ -67,7 +69,7 @@ class Program:
         seeds = {name: options.pop(name) for name in SEEDS if name in options}
         i, j = block.rows.start, block.keys.start
         x = Operands(*(flat[name] for name in QKV), **options)
-        x = x._replace(offset=x.offset + (i - j), origin=(0, 0, i, j))
+        x = x._replace(offset=x.offset + (i - j), origin=block.origin(flat["origin"]))
         values = {**inputs(x, self.options), **seeds, **{name: flat.get(name) for name in _ADDED}}
         if values["dout"] is None and values["dlse"] is not None:
             values["dout"] = torch.zeros_like(values["dlse"])[..., None].expand(*values["dlse"].shape, x.v.shape[-1])

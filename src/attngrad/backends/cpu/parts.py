@@ -12,7 +12,7 @@ import numpy as np
 
 from attngrad.backends.cpu.arrays import empty
 from attngrad.backends.cpu.passes import Saved, backward, forward, forward_tangent
-from attngrad.backends.merge import TangentMerge, compute_dtype, wide_part, widen
+from attngrad.backends.merge import NumpyTangents, compute_dtype, wide_part, widen
 from attngrad.core.arrays import Array
 from attngrad.core.operands import Gradients, Operands, Tangents
 from attngrad.core.options import Options
@@ -139,6 +139,6 @@ class backward_parts:  # noqa: N801
             return found
 
 
-def tangent_parts(x: Operands, o: Options, t: Tangents) -> TangentMerge:
+def tangent_parts(x: Operands, o: Options, t: Tangents) -> NumpyTangents:
     """The tangent of a forward pass."""
-    return TangentMerge(x, o, t, forward_tangent)
+    return NumpyTangents(x, o, t, forward_tangent)

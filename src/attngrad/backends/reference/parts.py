@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from attngrad.backends.merge import TangentMerge, compute_dtype, wide_part, widen
+from attngrad.backends.merge import NumpyTangents, compute_dtype, wide_part, widen
 from attngrad.backends.reference.passes import backward_of, forward, forward_tangent, quiet
 from attngrad.core.arrays import Array
 from attngrad.core.operands import Gradients, Operands, Tangents
@@ -79,6 +79,6 @@ class backward_parts:  # noqa: N801
         return dq, sum_sinks(-(share * delta), x.sinks).astype(x.sinks.dtype, copy=False)
 
 
-def tangent_parts(x: Operands, o: Options, t: Tangents) -> TangentMerge:
+def tangent_parts(x: Operands, o: Options, t: Tangents) -> NumpyTangents:
     """The tangent of a forward pass."""
-    return TangentMerge(x, o, t, forward_tangent)
+    return NumpyTangents(x, o, t, forward_tangent)
