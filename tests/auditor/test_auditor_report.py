@@ -83,8 +83,8 @@ def test_the_verdict_says_how_large_the_error_is(error):
     assert 0.5 * error <= told <= 2.0 * error, verdict
 
 
-def test_the_smallest_case_keeps_a_width_at_which_a_missing_scale_shows():
-    names = {"candidate": planted.attention("scale missing")}
+def test_the_smallest_case_keeps_a_width_at_which_a_missing_scale_would_show():
+    names = {"candidate": planted.attention("mean")}  # which fails with one feature too
     exec(audit(names["candidate"], effort="quick").smallest, names)  # noqa: S102
     assert names["q"].shape[-1] == 2
 

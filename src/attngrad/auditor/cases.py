@@ -136,14 +136,11 @@ def _of_each_sequence(options: Mapping[str, Any]) -> dict[str, Any]:
         return found
     ids, key_ids = (x.reshape(-1) for x in options["segments"])
     left, right = options.get("window") or (None, None)
-    places = []
-    for x in (ids, key_ids):
-        first = np.searchsorted(x, x)
-        places.append(np.arange(len(x)) - first)
-    lengths = [np.bincount(x, minlength=1 + max(ids.max(initial=0), key_ids.max(initial=0))) for x in (ids, key_ids)]
-    offset = options.get("offset")
-    corner = (lengths[1] - lengths[0])[ids] if offset is None else np.full(len(ids), offset)
-    ahead = places[1][None, :] - (places[0] + corner)[:, None]  # of the query's own position
+    i, j = (np.arange(len(x)) - np.searchsorted(x, x) for x in (ids, key_ids))  # places within sequences
+    count = 1 + max(ids.max(initial=0), key_ids.max(initial=0))
+    corners = np.bincount(key_ids, minlength=count) - np.bincount(ids, minlength=count)
+    offset = corners[ids] if options.get("offset") is None else options["offset"]
+    ahead = j[None, :] - (i + offset)[:, None]
     right = 0 if options.get("causal") and (right is None or right > 0) else right
     seen = (ahead <= (np.inf if right is None else right)) & (ahead >= (-np.inf if left is None else -left))
     return {**found, "mask": seen & options.get("mask", True)}

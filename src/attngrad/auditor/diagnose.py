@@ -68,7 +68,9 @@ class Search:
         if any(map(self._wrong, TANGENT)):  # reverse over forward differentiates what is wrong
             self.names = [n for n in self.names if n not in MIXED]
         self.derived = [n for n in later if n not in self.names and self._wrong(n)]
-        self.named = [(m, v) for m in catalogue() if self._applies(m, level) for v in m.variants]
+        longest = max((max(o.truth.case.dims.t, o.truth.case.dims.s) for o in observations), default=0)
+        known = [m for m in catalogue() if self._applies(m, level)]
+        self.named = [(m, v) for m in known for v in m.variants if v.beyond < longest]
         self.pairs = True
         self.unexplained: list[str] = []
         """What no state has explained so far."""

@@ -33,6 +33,8 @@ class Variant:
     """Where or how, for the report; empty where the title says it all."""
     wild: bool = False
     """Whether it leaves entries open."""
+    beyond: int = 0
+    """It changes nothing where there are no more tokens than this."""
     fit: Callable[[Pipeline, Mapping[str, Any]], Any] | None = None
     """Finds the parameter of the mistake (a learning rate, say) in what the candidate returned."""
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -99,8 +100,14 @@ def _delta_variants(name: str, chunks: Chunks) -> tuple[Variant, ...]:
     )
 
 
-_CHUNKS = {f"{n} chunks": _chunked(lambda keys, n=n: -(-keys // n)) for n in (2, 4)}  # type: ignore[misc]
-_CHUNKS |= {f"chunks of {n} keys": _chunked(lambda keys, n=n: n) for n in TILES}  # type: ignore[misc]
+_CHUNKS = {f"{n} chunks": (1, _chunked(lambda keys, n=n: -(-keys // n))) for n in (2, 4)}  # type: ignore[misc]
+_CHUNKS |= {f"chunks of {n} keys": (n, _chunked(lambda keys, n=n: n)) for n in TILES}  # type: ignore[misc]
+"""The longest that is one chunk, and how more keys are split."""
+
+
+def _beyond(tile: int, variants: Iterable[Variant]) -> Iterator[Variant]:
+    """These, which change nothing up to one tile."""
+    return (replace(variant, beyond=tile) for variant in variants)
 
 
 def _by_block(chunks: Chunks, mean: bool) -> Override:
@@ -214,7 +221,7 @@ def _tails(fill: float, least: int = 0) -> list[Variant]:
     wild = fill != 0.0
     how = f"{'stale' if wild else 'zero'}, {_LEAST[least]}tiles of"
     return [
-        Variant(dict.fromkeys(places, _tail(tile, fill, least)), f"{where}, {how} {tile}", wild)
+        Variant(dict.fromkeys(places, _tail(tile, fill, least)), f"{where}, {how} {tile}", wild, least * tile)
         for tile in TILES
         for where, places in _PLACES.items()
         if not (wild and "out" in where)  # the backward reads out: stale values there would leave everything open
@@ -222,13 +229,17 @@ def _tails(fill: float, least: int = 0) -> list[Variant]:
 
 
 VARIANTS = {
-    "delta-from-chunk": tuple(v for named in _CHUNKS.items() for v in _delta_variants(*named)),
-    "softmax-within-block": tuple(v for named in _CHUNKS.items() for v in _block_variants(*named)),
+    "delta-from-chunk": tuple(
+        v for name, (tile, chunks) in _CHUNKS.items() for v in _beyond(tile, _delta_variants(name, chunks))
+    ),
+    "softmax-within-block": tuple(
+        v for name, (tile, chunks) in _CHUNKS.items() for v in _beyond(tile, _block_variants(name, chunks))
+    ),
     "tile-tail": (
         *_tails(0.0),
         *_tails(0.0, 1),
         *(
-            way(f"{what}, {said}tiles of {tile}", **{step: made(tile, least)})
+            Variant({step: made(tile, least)}, f"{what}, {said}tiles of {tile}", beyond=least * tile)
             for what, step, made in (
                 ("keys not seen", "visible", _unseen_tail),
                 ("queries dropped in the backward", "dout", _query_tail_dropped),
@@ -238,7 +249,7 @@ VARIANTS = {
         ),
         *_tails(Wild),
     ),
-    "overwritten-not-accumulated": tuple(v for tile in (1, *TILES) for v in _overwritten_variants(tile)),
+    "overwritten-not-accumulated": tuple(v for n in (1, *TILES) for v in _beyond(n, _overwritten_variants(n))),
     "low-precision": (),
     "uninitialised-tail": (),
     "not-deterministic": (),
