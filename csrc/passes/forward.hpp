@@ -231,8 +231,8 @@ private:
     void process_key_tile(std::int64_t key_head, long k0, long k1) {
         k_.load(p_.k, q_.b, key_head, k0, k1);
         v_.load(p_.v, q_.b, key_head, k0, k1);
-        const ScoreTile<T> s{st_, k0};
         for (int lane = 0, end; lane < q_.width; lane = end) {
+            const ScoreTile<T> s{st_, k0, lane};  // every panel in the same memory: it stays in the first-level cache
             const auto panel = in_place_ ? Panel<T>::uniform(q_, lane, k0, k1) : Panel<T>(q_, lane, k0, k1);
             end = panel.end();
             if (panel.fully_masked()) {

@@ -106,8 +106,9 @@ ATTNGRAD_INLINE void with_vectors(int vectors, F f) {
 template <class T>
 struct ScoreTile {
     T* data = nullptr;
-    long k0 = 0;  // its first key
-    ATTNGRAD_INLINE T* at(long k, int lane) const { return data + (k - k0) * block<T> + lane; }
+    long k0 = 0;    // its first key
+    int first = 0;  // its first lane
+    ATTNGRAD_INLINE T* at(long k, int lane) const { return data + (k - k0) * block<T> + (lane - first); }
     explicit operator bool() const { return data != nullptr; }
 };
 
