@@ -147,9 +147,11 @@ def test_functions_of_torch_are_audited_by_name():
 def test_the_function_of_jax_is_audited_in_float32_with_x64_off():
     function = jax.nn.dot_product_attention
     assert adapter_of(function) is not None
-    report = audit(function, effort="quick")
+    report = audit(function, options={}, effort="quick")
     assert report.ok, report
     assert report.settings["dtype"] == "float32"
+    # A query whose mask hides every key gets the mean of the values.
+    assert audit(function, effort="quick").mistakes == ("masked-row-not-zero",)
 
 
 def test_a_jax_function_in_float32_sees_float32_and_x64_off():

@@ -32,6 +32,8 @@ LAYER = [
     {"bias": True, "sinks": True, "dropout": 0.3, "seed": 4, "segments": True},
 ]
 SETTINGS = [("attention", options) for options in ATTENTION] + [("layer", options) for options in LAYER]
+TELLING = [SETTINGS[0], SETTINGS[2], SETTINGS[-1]]
+"""Of what takes long, those for ``make test``: without options, and two with many."""
 each_setting = pytest.mark.parametrize(
     ("level", "options"), SETTINGS, ids=lambda x: x if isinstance(x, str) else "+".join(x)
 )
@@ -124,7 +126,13 @@ def compute(case, dtype, *variants):
     return new
 
 
-@each_setting
+@pytest.mark.parametrize(
+    ("level", "options"),
+    [
+        pytest.param(*x, id=f"{x[0]}-{'+'.join(x[1])}", marks=[] if x in TELLING else pytest.mark.thorough)
+        for x in SETTINGS
+    ],
+)
 @pytest.mark.parametrize(
     "dtype",
     [LONG, *(pytest.param(t, marks=pytest.mark.thorough) for t in (np.float32, np.float16, ml_dtypes.bfloat16))],
