@@ -21,7 +21,7 @@ def openblas(name):
     return next((getattr(library, n) for n in names if hasattr(library, n)), None)
 
 
-@pytest.fixture(scope="package", autouse=True)
+@pytest.fixture(scope="module", autouse=True)  # of a folder without __init__.py, a package is the session
 def one_thread():
     if "PYTEST_XDIST_WORKER" not in os.environ:
         yield

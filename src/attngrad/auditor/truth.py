@@ -222,9 +222,7 @@ class Truth:
         with np.errstate(invalid="ignore"):
             difference = np.where(same, LONG.type(0), np.abs(a - b))
         bad = ~np.isfinite(difference)
-        large = (
-            self.case.dims.large
-        )  # where most are right by the first bound, and the others cost as much as the truth
+        large = self.case.dims.large  # most are right by the first bound, and the others cost as much as the truth
         bound, unit = self.bound(name, first=large), self.unit(name, large)
         if bad.any():
             return self._found("nan", a, b, np.where(bad, np.inf, 0.0), unit, np.inf, bound)

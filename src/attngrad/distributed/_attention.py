@@ -325,7 +325,11 @@ def _settle(local: _Local, records: list[Record], ring: Ring) -> RingPasses:
         value = arrays.get(row.name)
         if row.kind is Kind.OFFSET:
             offset = keys.total - queries.total if value is None else value
-            constants[row.name] = torch.as_tensor(offset, device=local.x.q.device) if np.ndim(offset) else offset
+            if np.ndim(offset):  # PyTorch adds no unsigned integers of 64 bits
+                offset = np.asarray(offset, np.int64)
+                constants[row.name] = torch.as_tensor(offset, device=local.x.q.device)
+            else:
+                constants[row.name] = offset
         elif row.kind is Kind.IDS and value is not None:
             constants[row.name] = _own_ids(value, leading, keys, ring.rank)
         elif not row.differentiable:

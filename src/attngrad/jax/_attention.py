@@ -73,11 +73,11 @@ def _call(function: str, q: Array, k: Array, v: Array, options: Any) -> tuple[Ar
             options[name] = tuple(_array(function, f"{side}_{name}", x) for side, x in zip("qk", value, strict=True))
         elif row.kind in (Kind.PLANE, Kind.PER_HEAD) or (row.kind in (Kind.OFFSET, Kind.SEED) and _is_array(value)):
             options[name] = _array(function, name, value)
+            if row.kind is Kind.SEED:
+                _check_seed(function, name, options[name])
         elif isinstance(value, Tracer):
             remedy = f"It is part of what jit compiles: name it in static_argnames, or bind it outside, {name}=..."
             fail(TypeError, function, name, "be a number that is known while jit traces", "a traced array", remedy)
-            if row.kind is Kind.SEED:
-                _check_seed(function, name, options[name])
 
     # The checks read shapes and dtypes; numbers are there unless this is traced.
     specs = {n: _specs(x) if OPTIONS[n].is_array else x for n, x in options.items() if n in OPTIONS}
