@@ -152,7 +152,8 @@ def audit(
             fault = Finding("option", _not_taken(candidate, lacking, without > 0))
             return AuditReport(title, "not audited", findings=(fault,), settings=settings)
     settle_conventions(session)
-    add_companions(session)
+    if not compiled or effort == "full":  # what is compiled for each shape has few of them
+        add_companions(session)
     again = Again()
     if held is None:
         again = _again(session, effort)
