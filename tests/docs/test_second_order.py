@@ -101,5 +101,5 @@ def test_the_page_says_what_is_found_for_what_is_installed(subject):
     if "failed" in row:
         assert subject.name not in ROWS
         return
-    said = [cell.split(",")[0] for cell in ROWS[subject.name][3].split(" | ")]
-    assert said == [row[way]["verdict"] for way in second_order.WAYS]
+    said = [cell.split(",")[0].strip("`") for cell in ROWS[subject.name][3].split(" | ")]
+    assert said == [*(row[way]["verdict"] for way in second_order.WAYS), row["auditor"]]
