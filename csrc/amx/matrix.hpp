@@ -336,10 +336,11 @@ inline void pack_weights(int width, const float* weights, long n, const Parts& p
     }
 }
 
-// Sums [feature][lane], times factor[lane], to rows of an array (B, Hq, T, length).
+// Sums [feature][lane], times factor[lane], to rows of an array (B, Hq, T, length); `r`: those of a forward pass, whose out may
+// have any strides.
 template <class S>
 inline void write_transposed(const float* sums, const float* factor, const Problem& p, const Block<float>& q, long length,
-                             S* out, float* wide_out) {
+                             S* out, float* wide_out, const ForwardResult* r = nullptr) {
     for (int lane = 0; lane < q.count; lane += W) {
         const Vec<float> scale = load<float>(factor + lane);
         for (long c = 0; c < length; c += W) {
@@ -353,7 +354,8 @@ inline void write_transposed(const float* sums, const float* factor, const Probl
                 if (!out) continue;
                 S row[W];
                 for (int j = 0; j < W; ++j) narrow(m[i][j], row[j]);
-                std::memcpy(out + at, row, sizeof(S) * n);
+                const std::int64_t to = r ? r->out_at(p, q.b, q.head[lane + i], q.row[lane + i]) + c : at;
+                std::memcpy(out + to, row, sizeof(S) * n);
             }
         }
     }

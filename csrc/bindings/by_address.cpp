@@ -1,5 +1,7 @@
 // Passes over tensors by address. For a small problem, arrays made of a framework's tensors cost more than the pass. So these
-// read what `data_ptr()`, `shape` and `stride()` of a tensor say, and take the addresses of contiguous results as numbers.
+// read what `data_ptr()`, `shape` and `stride()` of a tensor say, and take the addresses of results as numbers. Results are
+// contiguous; out may have other strides, its features contiguous.
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <tuple>
@@ -103,9 +105,10 @@ nb::tuple residuals_of(const nb::capsule& saved) {
 
 void* at(std::uintptr_t address) { return reinterpret_cast<void*>(address); }
 
-// What was saved, or None where it was not to be; False where shapes or strides do not fit. `lse` may be 0.
+// What was saved, or None where it was not to be; False where shapes or strides do not fit. `lse` may be 0. `strides` are those
+// of out, empty where it is contiguous.
 nb::object forward_by_address(int type, nb::handle q, nb::handle k, nb::handle v, const nb::dict& fields, std::uintptr_t out,
-                              std::uintptr_t lse, bool save) {
+                              const nb::tuple& strides, std::uintptr_t lse, bool save) {
     TensorProblem x;
     if (!x.read("attngrad._native.forward_by_address", type, q, k, v, fields)) return nb::bool_(false);
     Memory rows(lse ? 0 : x.number() * static_cast<std::size_t>(x.rows()));  // for an lse that nobody wants
@@ -115,6 +118,12 @@ nb::object forward_by_address(int type, nb::handle q, nb::handle k, nb::handle v
         auto* s = new Residuals(x);
         saved = enclose(s);
         r = {at(out), s->out(), r.lse, s->row_max(), s->inv_row_sum()};
+    }
+    if (const std::size_t axes = strides.size()) {
+        if (axes != (x.batched ? 4 : 3)) return nb::bool_(false);
+        if (x.batched) r.out_b = nb::cast<std::int64_t>(strides[0]);
+        r.out_h = nb::cast<std::int64_t>(strides[axes - 3]);
+        r.out_row = std::max<std::int64_t>(1, nb::cast<std::int64_t>(strides[axes - 2]));
     }
     run([&](const Kernels& kernels, ParallelCall& parallel) { kernels.passes(x.p.type).forward(x.p, r, parallel); });
     return saved;
@@ -140,7 +149,7 @@ bool backward_by_address(const nb::capsule& saved, int type, nb::handle q, nb::h
 
 void bind_by_address(nb::module_& m) {
     m.def("forward_by_address", &forward_by_address, nb::arg("type"), nb::arg("q"), nb::arg("k"), nb::arg("v"),
-          nb::arg("fields"), nb::arg("out"), nb::arg("lse"), nb::arg("save"));
+          nb::arg("fields"), nb::arg("out"), nb::arg("strides"), nb::arg("lse"), nb::arg("save"));
     m.def("backward_by_address", &backward_by_address, nb::arg("saved"), nb::arg("type"), nb::arg("q"), nb::arg("k"),
           nb::arg("v"), nb::arg("fields"), nb::arg("dout").none(), nb::arg("dlse"), nb::arg("dq"), nb::arg("dk"),
           nb::arg("dv"));

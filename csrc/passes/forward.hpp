@@ -44,6 +44,19 @@ inline void write_rows(const T* sums, const T* factor, const Problem& p, const B
     if (wide_out) narrow_rows<T>(compute_type<T>, sums, padded<T>(length), q.count, length, factor, wide_out, first);
 }
 
+// The same to out of a forward pass, whose strides may be any; the sums have `stride`, `factor` may be null.
+template <class T>
+inline void write_out(const T* sums, long stride, const T* factor, const Problem& p, const Block<T>& q,
+                      const ForwardResult& r) {
+    if (!r.out_row && !factor && stride == p.E)
+        return narrow_rows<T>(p.type, sums, 0, 1, q.count * p.E, nullptr, r.out, q.index(p, 0) * p.E);
+    for (int n = 0, end; n < q.count; n = end) {
+        for (end = n + 1; end < q.count && (!r.out_row || q.head[end] == q.head[n]);) ++end;
+        narrow_rows<T>(p.type, sums + n * stride, stride, end - n, p.E, factor ? factor + n : nullptr, r.out,
+                       r.out_at(p, q.b, q.head[n], q.row[n]), r.out_row);
+    }
+}
+
 // The rows of a block in an array (B, Hq, T, length), if they are what its sums are: whole vectors of the compute type.
 template <class T>
 inline T* rows_as_sums(Type type, void* array, const Problem& p, const Block<T>& q, long length) {
@@ -184,9 +197,15 @@ public:
         start();
         const Span seen = q_.all.outer;
         in_place_ = nullptr;
-        if (q_.in_one_key_tile(p_))
-            in_place_ = r_.wide_out ? rows_as_sums<T>(compute_type<T>, r_.wide_out, p_, q_, p_.E)
-                                    : rows_as_sums<T>(p_.type, r_.out, p_, q_, p_.E);
+        if (q_.in_one_key_tile(p_)) {
+            if (r_.wide_out) {
+                in_place_ = rows_as_sums<T>(compute_type<T>, r_.wide_out, p_, q_, p_.E);
+            } else if (!r_.out_row) {
+                in_place_ = rows_as_sums<T>(p_.type, r_.out, p_, q_, p_.E);
+            } else if (p_.type == compute_type<T> && p_.E == padded<T>(p_.E)) {  // as there, to the same bits
+                in_place_ = sums_;
+            }
+        }
         if (!in_place_) clear();
         bool any = false;
         for (long k0 = seen.a / keys<T> * keys<T>; k0 < seen.b && !parallel.cancelled(); k0 += keys<T>) {
@@ -264,9 +283,11 @@ private:
             write_statistics<T>(p_, r_, q_.index(p_, n), q_.count - n, load<T>(online_.row_max + n),
                                 load<T>(online_.row_sum + n));
         if (!in_place_) {
-            write_rows<T>(sums_, invert_sums(0, q_.width), p_, q_, p_.E, r_.out, r_.wide_out);
-        } else if (r_.wide_out && r_.out) {
-            narrow_rows<T>(p_.type, in_place_, 0, 1, q_.count * p_.E, nullptr, r_.out, q_.index(p_, 0) * p_.E);
+            const T* factor = invert_sums(0, q_.width);
+            if (r_.out) write_out<T>(sums_, padded<T>(p_.E), factor, p_, q_, r_);
+            write_rows<T>(sums_, factor, p_, q_, p_.E, nullptr, r_.wide_out);
+        } else if (r_.out && (r_.wide_out || in_place_ == sums_)) {
+            write_out<T>(in_place_, p_.E, nullptr, p_, q_, r_);
         }
     }
 
@@ -278,7 +299,7 @@ private:
     KeyTile<T> k_, v_;
     Scores<T> scores_;
     std::size_t used_;
-    T* in_place_ = nullptr;  // the rows of out, where the products write them
+    T* in_place_ = nullptr;  // where the products write the rows of out: there, or in sums_
 };
 
 // The number of workers that so many floating-point operations keep busy: the minimum parallel work is 0.4 Mflop.

@@ -49,11 +49,17 @@ struct Problem {
 };
 
 // The row statistics that a backward pass rebuilds the weights from: p = exp2(s log2(e) - row_max) * inv_row_sum. All arrays
-// are contiguous, in the compute type. A row that sees nothing has row_max = 0 and inv_row_sum = 0.
+// but out are contiguous, and but out in the compute type. A row that sees nothing has row_max = 0 and inv_row_sum = 0.
 struct ForwardResult {
     void* out = nullptr;                                              // (B, Hq, T, E), in the storage type; may be null
     void* wide_out = nullptr;                                         // the same in the compute type; may be null
     void *lse = nullptr, *row_max = nullptr, *inv_row_sum = nullptr;  // (B, Hq, T)
+    std::int64_t out_b = 0, out_h = 0, out_row = 0;                   // strides of out, in elements; all 0: contiguous
+
+    // Where a row of out begins, in elements.
+    std::int64_t out_at(const Problem& p, std::int64_t b, std::int64_t h, std::int64_t t) const {
+        return out_row ? b * out_b + h * out_h + t * out_row : ((b * p.Hq + h) * p.T + t) * p.E;
+    }
 };
 
 // The directions of forward mode; null data: zero, and skipped.

@@ -13,7 +13,6 @@
 #include <mutex>
 #include <system_error>
 #include <thread>
-#include <utility>
 #include <vector>
 
 namespace attngrad {
@@ -158,14 +157,6 @@ ThreadPool& pool() {
     return *g_pool;
 }
 
-// OpenMP's workers spin for some 5 ms after a parallel region. Whether they do is not to be seen: they are taken to be awake
-// where this thread's last call is as recent.
-bool team_is_awake() {
-    thread_local Clock::time_point last{};
-    const auto now = Clock::now(), before = std::exchange(last, now);
-    return now - before < std::chrono::milliseconds(5);
-}
-
 std::atomic<std::int64_t> g_runs[lenders];
 
 }  // namespace
@@ -244,8 +235,7 @@ void ParallelCall::run(std::int64_t tasks, int useful, const std::function<void(
         if (!lock.owns_lock() || !(useful >= enough_to_wake || shared.awake())) lender = Lender::nobody;
         if (lender == Lender::own) shared.run(n - 1, take);
     } else if (lender == Lender::openmp) {
-        if (const bool awake = team_is_awake(); useful < enough_to_wake && !awake) lender = Lender::nobody;
-        if (lender == Lender::openmp) run_on_openmp(loan_.threads, n - 1, take);
+        run_on_openmp(loan_.threads, n - 1, take);  // however small: the framework's own work has just used them
     }
     if (lender == Lender::nobody) take(0);
     runs_by(lender).fetch_add(1, std::memory_order_relaxed);

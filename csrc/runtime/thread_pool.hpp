@@ -32,7 +32,7 @@ public:
 
     // Run work(task, worker) for every task, on up to `threads` workers numbered from 0. Tasks start in order: when a
     // task starts, all before it have started. So a task may wait for an earlier one.
-    // `useful` is the number of workers that the work keeps busy; where it is small, only workers that are awake take part.
+    // `useful` is the number of workers that the work keeps busy; where it is small, own workers that sleep are not woken.
     // What a task throws cancels the call, and is thrown here.
     // `independent`: tasks do not wait for one another. Then each worker has a range of its own to begin with, the same in
     // every call, so that it finds in its cache what it had there before; and takes several neighbours at once.

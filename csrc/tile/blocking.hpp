@@ -153,13 +153,14 @@ __attribute__((noinline)) void widen_rows(Type type, const void* in, long stride
     });
 }
 
-// Rows of n numbers at a stride, times factor[row] (null: 1), one after the other from out[first] on.
+// Rows of n numbers at a stride, times factor[row] (null: 1), from out[first] on at another (0: one after the other).
 template <class T>
 __attribute__((noinline)) void narrow_rows(Type type, const T* in, long stride, long rows, long n, const T* factor, void* out,
-                                           std::int64_t first) {
+                                           std::int64_t first, std::int64_t out_stride = 0) {
+    if (!out_stride) out_stride = n;
     with_storage<T>(type, [&]<class S>() {
         S* to = static_cast<S*>(out) + first;
-        for (long k = 0; k < rows; ++k, in += stride, to += n) {
+        for (long k = 0; k < rows; ++k, in += stride, to += out_stride) {
             const T times = factor ? factor[k] : 1;
             for (long i = 0; i < n; ++i) narrow(in[i] * times, to[i]);
         }

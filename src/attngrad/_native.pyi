@@ -33,6 +33,7 @@ def forward_by_address(
     v: object,
     fields: _Fields,
     out: int,
+    strides: tuple[int, ...],
     lse: int,
     save: bool,
 ) -> _Capsule | Literal[False] | None: ...

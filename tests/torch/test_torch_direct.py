@@ -12,6 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import attngrad
 import attngrad.torch as bridge
+import instruction_sets
+from attngrad import _native
 from attngrad.torch import _direct, _functions
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -70,6 +72,57 @@ def test_tensors_are_read_where_they_lie():
         actual, expected = (torch.autograd.grad(x, packed, dout, retain_graph=True)[0] for x in (out, dense))
         assert torch.allclose(out, dense, atol=1e-6)
         assert torch.allclose(actual, expected, atol=1e-5)
+
+
+@pytest.fixture(params=instruction_sets.params(instruction_sets.ALL))
+def instruction_set(request):
+    before = _native.isa()
+    _native.set_isa(request.param)
+    yield
+    _native.set_isa(before)
+
+
+# One key tile and several, one query, grouped queries, features that fill whole vectors or not.
+TOKENS_BEFORE_HEADS = [(3, 10, 4, 4, 32), (1, 1, 4, 2, 64), (2, 3, 4, 1, 20), (2, 300, 2, 2, 64), (2, 37, 6, 2, 33)]
+
+
+@pytest.mark.usefixtures("plain", "instruction_set")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("sizes", TOKENS_BEFORE_HEADS, ids=str)
+def test_out_lies_in_memory_as_the_queries_do(dtype, sizes):
+    b, t, heads, key_heads, d = sizes
+    q, k, v = torch.randn(b, t, 3, heads, d).to(dtype).permute(2, 0, 3, 1, 4)
+    k, v = k[:, :key_heads], v[:, :key_heads]
+    for grad in (False, True):
+        for options in ({}, {"causal": True}):
+            strided, contiguous = (x.detach().requires_grad_(grad) for x in (q, q.contiguous()))
+            out, expected = bridge.attention(strided, k, v, **options), bridge.attention(contiguous, k, v, **options)
+            assert torch.equal(out, expected)
+            assert out.transpose(1, 2).is_contiguous()
+            assert expected.is_contiguous()
+            if grad:
+                dout = torch.randn_like(expected)
+                pair = (torch.autograd.grad(y, x, dout)[0] for x, y in ((strided, out), (contiguous, expected)))
+                assert torch.equal(*pair)
+
+
+@pytest.mark.usefixtures("plain")
+def test_out_is_contiguous_where_the_axes_of_the_queries_say_nothing():
+    q, k, v = (x.detach() for x in inputs(shapes=((2, 4, 5, 6),) * 3))
+    one = q[:1, :1].expand(2, 4, 5, 6)  # strides of 0
+    features_first = q.mT.contiguous().mT
+    for x in (
+        one,
+        q,
+        q.transpose(0, 1).contiguous().transpose(0, 1),
+        q[0].transpose(0, 1).contiguous().transpose(0, 1),
+    ):
+        y = bridge.attention(x, *(k, v) if x.ndim == 4 else (k[0], v[0]))
+        assert torch.equal(y, bridge.attention(x.contiguous(), *(k, v) if x.ndim == 4 else (k[0], v[0])))
+        assert y.stride(-1) == 1
+    with pytest.raises(AssertionError, match="the long way"):  # which copies
+        bridge.attention(features_first, k, v)
+    assert bridge.attention(q.transpose(0, 1).contiguous().transpose(0, 1), k, v[..., :3]).is_contiguous()  # D != E
 
 
 @pytest.mark.usefixtures("plain")

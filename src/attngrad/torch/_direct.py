@@ -53,14 +53,14 @@ def type_of(q: Any, k: Any, v: Any) -> int | None:
 def attention(passes: Passes, number: int, q: Tensor, k: Tensor, v: Tensor, want_lse: bool) -> Any:
     """``out``, or ``(out, lse)``; None where shapes or strides do not fit. ``number`` is that of ``type_of``."""
     rows, features = q.shape[:-1], v.shape[-1:]
-    out = _like(q) if q.shape[-1:] == features else q.new_empty(rows + features)
+    out, strides = _empty_out(q, rows + features)
     results: tuple[Tensor, ...] = (out,)
     if want_lse:
         results = (out, q.new_empty(rows, dtype=torch.float32 if number > 1 else None))
     recorded = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    addresses = (out.data_ptr(), results[1].data_ptr() if want_lse else 0)
+    lse = results[1].data_ptr() if want_lse else 0
     run = passes.by_address.forward
-    saved = lent(passes.backend, run, number, q, k, v, passes.fields, *addresses, recorded)
+    saved = lent(passes.backend, run, number, q, k, v, passes.fields, out.data_ptr(), strides, lse, recorded)
     if saved is False:
         return None
     if saved:
@@ -84,6 +84,19 @@ def backward(
     if not same or not lent(kept.passes.backend, run, kept.saved, kept.type, q, k, v, fields, dout, *addresses):
         refuse_replaced()
     return dq, dk, dv
+
+
+def _empty_out(q: Tensor, shape: Sequence[int]) -> tuple[Tensor, tuple[int, ...]]:
+    """Memory for out, and its strides unless it is contiguous.
+
+    Axes lie in the order of those of q, as in PyTorch's own: where (B, T, H, D) was transposed, out is transposed back
+    without a copy.
+    """
+    if q.shape == shape and not q.is_contiguous():
+        out = torch.empty_like(q)
+        if out.stride(-1) == 1 and not out.is_contiguous():
+            return out, out.stride()
+    return q.new_empty(shape), ()
 
 
 def _in_memory(x: Tensor, fits: bool) -> Tensor:

@@ -4,8 +4,8 @@
 contiguous memory, 0 where there is none. ``type`` is the number of the dtype in the table of dtypes, ``fields`` what
 ``prepare(o)`` gives.
 
-- ``forward(type, q, k, v, fields, out, lse, save)``: what ``backward`` needs where ``save``, else None; False where
-  shapes or strides do not fit.
+- ``forward(type, q, k, v, fields, out, strides, lse, save)``: what ``backward`` needs where ``save``, else None; False
+  where shapes or strides do not fit. ``strides`` are those of out, ``()`` where it is contiguous, too.
 - ``backward(saved, type, q, k, v, fields, dout, dlse, dq, dk, dv)``: whether the inputs fit what was saved.
 - ``residuals(saved)``: those of ``forward`` of this backend, as arrays.
 """
