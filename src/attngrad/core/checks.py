@@ -26,6 +26,8 @@ def shape_of(x: Array) -> str:
 
 def check_integer(function: str, name: str, x: object) -> int:
     """``x`` as an int, if it is an integer and no bool."""
+    if type(x) is int:  # as it mostly is; asking the abstract classes of numbers takes longer than all else here
+        return x
     if isinstance(x, Integral) and not isinstance(x, (bool, np.bool_)):
         return int(x)
     fail(TypeError, function, name, "be an integer", kind_of(x))
@@ -33,6 +35,8 @@ def check_integer(function: str, name: str, x: object) -> int:
 
 def check_real(function: str, name: str, x: object) -> float:
     """``x`` as a float, if it is a finite real number."""
+    if type(x) is float and math.isfinite(x):
+        return x
     if isinstance(x, (Real, np.floating)) and not isinstance(x, (bool, np.bool_)):
         try:
             value = float(x)
@@ -58,9 +62,10 @@ def base_array(x: Any) -> Any:
 
 def check_array(function: str, name: str, x: Any, dtype: Any = None, remedy: str = "") -> Array:
     """``x`` as it is, if it is an array of ``dtype`` (any dtype where that is None)."""
-    if not is_array(x):
-        fail(TypeError, function, name, "be an array", kind_of(x), remedy or "Convert it with numpy.asarray.")
-    refuse_masked(function, name, x)
+    if type(x) is not np.ndarray:
+        if not is_array(x):
+            fail(TypeError, function, name, "be an array", kind_of(x), remedy or "Convert it with numpy.asarray.")
+        refuse_masked(function, name, x)
     if dtype is not None and x.dtype != dtype:
         fail(TypeError, function, name, f"have dtype {dtype}", x.dtype, remedy or f"Cast it to {dtype}.")
     return x

@@ -30,6 +30,8 @@ def misfit(q: Shape, k: Shape, v: Shape) -> tuple[str, str, object, str] | None:
 
 def broadcasts(shape: Shape, target: Shape) -> bool:
     """Whether an array of ``shape`` broadcasts to exactly ``target``."""
+    if shape == target:
+        return True
     if len(shape) > len(target):
         return False
     return all(n in (1, m) for n, m in zip(reversed(shape), reversed(target), strict=False))

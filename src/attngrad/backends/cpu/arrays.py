@@ -26,7 +26,9 @@ def empty(shape: tuple[int, ...], dtype: Any) -> Array:
 
 def contiguous(x: Array | None) -> Any:
     """``x``, or a copy of it where it is not contiguous and aligned."""
-    return None if x is None else np.require(x, requirements=["C_CONTIGUOUS", "ALIGNED"])
+    if x is None or (x.flags.c_contiguous and x.flags.aligned):
+        return x
+    return np.require(x, requirements=["C_CONTIGUOUS", "ALIGNED"])
 
 
 def rows(x: Array) -> Array:
@@ -47,10 +49,12 @@ def plane(x: Array, operands: Operands) -> Array:
     leading = operands.q.shape[:-3]
     if x.ndim > 3 and len(leading) > 1:  # several leading axes, some perhaps broadcast: make them one
         x = np.broadcast_to(x, (*leading, *x.shape[-3:])).reshape(math.prod(leading), *x.shape[-3:])
-    x = x.reshape((1,) * (4 - x.ndim) + x.shape)
-    if any(s % x.itemsize for s in x.strides) or not x.flags.aligned:
-        return contiguous(x)
-    return x
+    if x.ndim != 4:
+        x = x.reshape((1,) * (4 - x.ndim) + x.shape)
+    flags = x.flags
+    if flags.aligned and (flags.c_contiguous or not any(s % x.itemsize for s in x.strides)):
+        return x
+    return contiguous(x)
 
 
 def segment_ids(x: Operands, segments: tuple[Array, Array]) -> tuple[Array, Array]:
