@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,9 @@ def compute_dtype(x: Operands) -> Any:
 
 
 def widen(x: Array | None) -> Any:
-    """``x`` in the dtype it is computed in."""
+    """``x``, an array or arrays by name, in the dtype it is computed in."""
+    if isinstance(x, Mapping):
+        return {name: widen(y) for name, y in x.items()}
     return x if x is None else x.astype(ACCUMULATE.get(x.dtype, x.dtype), copy=False)
 
 

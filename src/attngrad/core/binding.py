@@ -134,6 +134,10 @@ def _base_arrays(function: str, row: Option, value: Any, dtype: Any) -> Any:
     """The arrays of an option as base arrays of NumPy; where ``dtype`` is given, from lists too, open ones in it."""
     if type(value) is np.ndarray and (dtype is None or value.dtype is dtype or not row.differentiable):
         return value
+    if row.kind is Kind.PARAMETERS:
+        if not isinstance(value, Mapping):
+            return value  # of which the check has to tell
+        return {n: _base_array(function, f"{row.name}[{n!r}]", y, dtype).array for n, y in value.items()}
     is_list = isinstance(value, (tuple, list))
     if row.kind is Kind.IDS:
         if not is_list or len(value) != 2:

@@ -18,21 +18,23 @@ from attngrad.core.arrays import Array
 
 
 class Kind(Enum):
-    """What an option is: the first four are part of Options, the others of Operands."""
+    """What an option is: the first five are part of Options, the others of Operands."""
 
     NUMBER = "a number"
     FLAG = "True or False"
     PAIR = "two integers, either of which may be None"
     SEED = "an integer, or an array that holds one"
+    FUNCTION = "a function"
     PLANE = "an array that broadcasts to (..., Hq, T, S)"
     PER_HEAD = "an array (Hq,)"
     IDS = "a pair of integer arrays, (..., T) and (..., S)"
     OFFSET = "an integer, or an integer array over the leading axes"
+    PARAMETERS = "a mapping from names to arrays"
 
     @property
     def is_array(self) -> bool:
         """Whether it is part of Operands."""
-        return self in (Kind.PLANE, Kind.PER_HEAD, Kind.IDS, Kind.OFFSET)
+        return self in (Kind.PLANE, Kind.PER_HEAD, Kind.IDS, Kind.OFFSET, Kind.PARAMETERS)
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,18 @@ class Options(_Static):  # type: ignore[misc]
     """
 
     __slots__ = ()
+
+
+NOT_FLAT = frozenset(row.name for row in OPTIONS.values() if row.kind in (Kind.FUNCTION, Kind.PARAMETERS))
+"""The options that have no place in a flat list of arrays and numbers, which is what a framework's graph holds."""
+
+
+def reject_not_flat(function: str, options: Mapping[str, Any]) -> None:
+    """An error where such an option is given to a function that makes a flat list of its options."""
+    for name in NOT_FLAT:
+        if options.get(name) is not None:
+            remedy = "attngrad.attention takes it, where a backend computes it."
+            raise NotImplementedError(f"{function}: {name} is {OPTIONS[name].kind.value}, not taken here. {remedy}")
 
 
 def reject_unknown(function: str, options: Iterable[str], known: Sequence[str] = OPTION_NAMES) -> None:

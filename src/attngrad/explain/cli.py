@@ -99,6 +99,8 @@ def _flags() -> list[click.Parameter]:
     }
     found: list[click.Parameter] = []
     for name, row in OPTIONS.items():
+        if row.kind not in how:  # what a command line cannot say
+            continue
         flag = f"--{name}/--no-{name}" if row.kind is Kind.FLAG else f"--{name}"
         metavar, words = _WORDS.get(name, (None, f"{row.kind.value}."))
         found.append(click.Option([flag], default=None, metavar=metavar, help=words, **how[row.kind]))

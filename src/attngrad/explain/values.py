@@ -58,6 +58,8 @@ def make_step(rule: Rule, value: NDArray, names: Mapping[str, Any]) -> Step:
 
 def to_float64(x: Any) -> Any:
     """A copy in float64; None stays None."""
+    if isinstance(x, Mapping):
+        return {name: to_float64(y) for name, y in x.items()}
     return None if x is None else np.array(x, np.float64)
 
 

@@ -12,7 +12,7 @@ from attngrad.core.arrays import Array, kind_of
 from attngrad.core.binding import bind
 from attngrad.core.checks import base_array, check_flag, fail, refuse_masked
 from attngrad.core.operands import INPUT_NAMES, NUMBERS, SEEDS, flatten
-from attngrad.core.options import OPTION_NAMES, OPTIONS, Kind, OptionArguments, reject_unknown
+from attngrad.core.options import OPTION_NAMES, OPTIONS, Kind, OptionArguments, reject_not_flat, reject_unknown
 from attngrad.core.spec import Spec
 from attngrad.jax._passes import Call
 from attngrad.jax._primitives import attention_p
@@ -65,6 +65,7 @@ def attention(q: Array, k: Array, v: Array, *, layout: str = "BHTD", **options: 
 def _call(function: str, q: Array, k: Array, v: Array, options: Any) -> tuple[Array, Array]:
     """Check, and bind the primitive; one head gets its axis for the while."""
     options = {name: x for name, x in options.items() if x is not None}
+    reject_not_flat(function, options)
     for name, value in options.items():
         row = OPTIONS.get(name)
         if row is None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from attngrad import backends
 from attngrad.core.dtypes import TABLE
 from attngrad.core.operands import DIFFERENTIABLE, INPUTS, NUMBERS, Input, Operands, flatten, unflatten
-from attngrad.core.options import STATIC, Kind, Option, Options
+from attngrad.core.options import STATIC, Kind, Option, Options, reject_not_flat
 from attngrad.core.spec import Spec
 from attngrad.torch import _functions, _private
 from attngrad.torch._choice import forced
@@ -43,7 +43,7 @@ def _arguments_of_number(row: Option) -> list[tuple[str, str]]:
     return [(kind if row.default is not None else f"{kind}?", row.name)]
 
 
-_ROWS = tuple(row for row in STATIC if row.kind is not Kind.SEED)
+_ROWS = tuple(row for row in STATIC if row.kind not in (Kind.SEED, Kind.FUNCTION))
 _SCHEMA = [
     *(argument for i in INPUTS for argument in _arguments_of(i)),
     *(argument for row in _ROWS for argument in _arguments_of_number(row)),
@@ -66,6 +66,7 @@ _RESIDUALS = "".join(f", Tensor residual_{i}" for i in range(_N_RESIDUALS))
 
 def attention(q: Tensor, k: Tensor, v: Tensor, options: Any) -> tuple[Tensor, Tensor]:
     """``out, lse`` as part of a graph."""
+    reject_not_flat("attention", options)
     flat = q.ndim == 2
     if flat:
         q, k, v = q[None], k[None], v[None]

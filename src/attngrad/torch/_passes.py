@@ -21,7 +21,7 @@ from attngrad.core import option_checks
 from attngrad.core.binding import bind
 from attngrad.core.checks import check_integer, fail
 from attngrad.core.operands import DIFFERENTIABLE, SEEDS, Gradients, Operands, Tangents, assemble, flatten
-from attngrad.core.options import ARRAYS, OPTIONS, STATIC, Kind, Options
+from attngrad.core.options import ARRAYS, NOT_FLAT, OPTIONS, STATIC, Kind, Options, reject_not_flat
 from attngrad.core.spec import Spec
 from attngrad.torch._choice import choose, forced
 from attngrad.torch._tensors import Inputs, check_tensor, numpy_dtype, to_array, to_tensor
@@ -59,6 +59,8 @@ def passes_of(function: str, q: Tensor, options: Any, backend: str | None = None
     where = (q.device.type, backend or forced(), q.shape[-1] if q.ndim else 0)
     if not options:
         return _passes(function, *where)
+    if NOT_FLAT:
+        reject_not_flat(function, options)
     given = {name: value for name, value in options.items() if name in NUMBERS}
     for name in _PAIRS:
         if isinstance(given.get(name), list):

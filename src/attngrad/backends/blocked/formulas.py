@@ -17,8 +17,12 @@ from attngrad.backends.blocked.blocks import PLANE, Block
 from attngrad.core.options import Options
 from attngrad.core.philox import keep_mask
 from attngrad.reference.dense import seen, sum_sinks, sum_to
-from attngrad.reference.modifiers import IDENTITY, modifiers
+from attngrad.reference.modifiers import IDENTITY, MODIFIERS, modifiers
 
+READS = frozenset(
+    ("scale", "causal", "window", "offset", "mask", "bias", "sinks", "dropout", "seed", "segments", *MODIFIERS)
+)
+"""The options that the formulas read; of others a call is refused."""
 _LOG2_E = 1.0 / math.log(2.0)
 
 

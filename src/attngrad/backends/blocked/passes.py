@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from attngrad.backends.blocked.blocks import KEYS, Block, cut, run
-from attngrad.backends.blocked.formulas import Formulas, Space, finish_rows
+from attngrad.backends.blocked.formulas import READS, Formulas, Space, finish_rows
 from attngrad.backends.blocked.programs import LAYOUTS, RESIDUALS, SUMS, result_of, widen
 from attngrad.backends.protocol import FIRST_ORDER, SecondOrder
 from attngrad.core.dtypes import TABLE
 from attngrad.core.operands import DIFFERENTIABLE, SEEDS, Gradients, Operands, Tangents, flatten
-from attngrad.core.options import Options
+from attngrad.core.options import OPTIONS, Options
 from attngrad.core.spec import Spec
 
 _COMPUTE = {**{d.numpy: d.compute for d in TABLE}, **{getattr(torch, d.name): d.compute for d in TABLE}}
@@ -67,8 +67,15 @@ def residual_specs(x: Operands, o: Options) -> tuple[Spec, ...]:
 
 
 def refuses(x: Operands, o: Options) -> str | None:
-    """None: every option is computed on every device that has the dtype."""
+    """The option that no formula reads; None: all others are computed on every device that has the dtype."""
+    for row in _UNREAD:
+        value = getattr(x if row.is_array else o, row.name)
+        if value is not None and value is not row.default:
+            return f"the backend 'blocked' does not compute the option {row.name!r}."
     return None
+
+
+_UNREAD = tuple(row for name, row in OPTIONS.items() if name not in READS)
 
 
 def forward(

@@ -68,6 +68,8 @@ def _arrays(x: Operands, bias: Array | None) -> dict[str, Any]:
             fields[name] = bits(bias if bias is not None and name == "bias" else plane(value, x))
         elif kind is _PER_HEAD:
             fields[name] = contiguous(widen(value))
+        elif kind is Kind.PARAMETERS:
+            fields[name] = value  # which the kernels lack
         else:
             fields[f"q_{name}"], fields[f"k_{name}"] = segment_ids(x, value)
     return fields
