@@ -176,3 +176,23 @@ def test_compiled_functions_borrow_too():
     expected = attngrad.torch.attention(Q, Q, Q) * 2
     assert torch.equal(compiled(Q), expected)
     assert used(lambda: compiled(Q))["openmp"] == 1
+
+
+def test_the_passes_of_a_ring_borrow_too():
+    code = """
+        import torch, attngrad, attngrad.distributed as ring
+        from attngrad import _native
+        torch.set_num_threads(2)
+        attngrad.set_num_threads(2)
+        torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+        q = torch.randn(4, 8, 256, 32, requires_grad=True)
+        out = ring.ring_attention(q, q, q)
+        forward = _native.worker_runs()
+        out.sum().backward()
+        backward = _native.worker_runs()
+        torch.func.jvp(lambda q: ring.ring_attention(q, q, q), (q.detach(),), (q.detach(),))
+        tangent = _native.worker_runs()
+        borrowed = [runs["openmp"] for runs in (forward, backward, tangent)]
+        print(tangent["own"], 0 < borrowed[0] < borrowed[1] < borrowed[2])
+    """
+    assert script(code) == "0 True"

@@ -27,6 +27,7 @@ from attngrad.torch._functions import N_DIFFERENTIABLE, Attention, recorded
 from attngrad.torch._passes import bind_inputs, given, passes_of
 from attngrad.torch._private import forward_mode_active
 from attngrad.torch._tensors import Inputs, check_tensor, numpy_dtype, to_array, wide_dtype
+from attngrad.torch._threads import lent
 
 NAME = "ring_attention"
 
@@ -279,7 +280,7 @@ class RingPasses:
         """``out, lse``, and the residuals."""
         ring = self.opening
         with ring.guarded():
-            out, lse, *residuals = _ring.forward(ring, self.job, self._operands(x))
+            out, lse, *residuals = lent(self.job.backend, _ring.forward, ring, self.job, self._operands(x))
         return out, lse, *residuals[self.out_is_residual :]
 
     def backward(self, x: Inputs, residuals: Sequence[Tensor], dout: Any, dlse: Any) -> tuple[Tensor, ...]:
@@ -287,7 +288,8 @@ class RingPasses:
         ring = self._ring("backward")
         agree(ring, {"call": self.opening.number}, [("call", RuntimeError)])
         with ring.guarded():
-            return given(_ring.backward(ring, self.job, self._operands(x), residuals, dout, dlse))
+            arguments = (ring, self.job, self._operands(x), residuals, dout, dlse)
+            return given(lent(self.job.backend, _ring.backward, *arguments))
 
     def forward_tangent(self, x: Inputs, t: Sequence[Tensor | None]) -> tuple[Tensor, Tensor]:
         """``out_dot, lse_dot``."""
@@ -299,7 +301,7 @@ class RingPasses:
             if getattr(dots, name) is None and any(r["moving"][i] for r in records):
                 dots = dots._replace(**{name: torch.zeros_like(getattr(operands, name))})
         with ring.guarded():
-            return _ring.tangent(ring, self.job, operands, dots)
+            return lent(self.job.backend, _ring.tangent, ring, self.job, operands, dots)
 
 
 def _settle(local: _Local, records: list[Record], ring: Ring) -> RingPasses:
