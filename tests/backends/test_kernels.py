@@ -333,6 +333,19 @@ def test_the_environment_chooses_threads_and_instruction_set():
     assert script(code, ATTNGRAD_NUM_THREADS="5", ATTNGRAD_ISA="baseline") == "5 baseline"
 
 
+@pytest.mark.parametrize("text", ["abc", "0", "-1", "1.5", "5000"])
+def test_a_number_of_threads_that_is_none_is_an_error(text):
+    code = """
+        import attngrad
+        try:
+            attngrad.get_num_threads
+        except ImportError as error:
+            print(error)
+    """
+    expected = f"attngrad: ATTNGRAD_NUM_THREADS must be an integer from 1 to 4096; got {text!r}."
+    assert script(code, ATTNGRAD_NUM_THREADS=text) == expected
+
+
 def test_an_unknown_instruction_set_is_an_error_that_names_those_there_are():
     code = """
         import attngrad

@@ -13,6 +13,7 @@ import pytest
 import attngrad
 from attngrad import Gradients, reference
 from attngrad.core.operands import Tangents
+from attngrad.core.options import ELSEWHERE, OPTION_NAMES
 
 X = np.eye(3)
 GRADS = attngrad.vjp(X, X, X)[1](X)
@@ -89,6 +90,24 @@ def test_inputs_by_name_and_two_of_three_are_told_too(module: Any):
 def test_an_error_of_the_arguments_themselves_is_not_taken_for_one_of_the_call(module: Any):
     with pytest.raises(TypeError, match=r"^jvp: unknown option 'casual'\. Did you mean 'causal'\?$"):
         module.jvp((X, X, X), (X, X, X), casual=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("softmax_scale", r"Use scale=\."),
+        ("is_causal", r"Use causal=; with offset=0"),
+        ("key_padding_mask", r"Use mask=~key_padding_mask\[:, None, None\]"),
+        ("cu_seqlens", r"attngrad\.segments_from_lengths"),
+    ],
+)
+def test_what_other_libraries_call_an_option_is_told(name: str, hint: str):
+    with pytest.raises(TypeError, match=rf"^attention: unknown option '{name}'\. .*{hint}"):
+        attngrad.attention(X, X, X, **{name: None})
+
+
+def test_names_of_other_libraries_are_no_options_here():
+    assert not ELSEWHERE.keys() & set(OPTION_NAMES)
 
 
 @modules

@@ -25,6 +25,12 @@ def blocked(monkeypatch):
         yield
 
 
+@pytest.mark.parametrize("text", ["x", "0", "-3", "nan", "inf"])
+def test_a_budget_that_is_no_positive_number_is_an_error(text):
+    with pytest.raises(ImportError, match=f"ATTNGRAD_BLOCK_MIB must be a positive number of MiB; got '{text}'"):
+        blocks._budget(text)
+
+
 def same(found, expected, bound=1e-10):
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=bound, atol=bound)

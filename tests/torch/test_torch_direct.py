@@ -255,3 +255,15 @@ def test_one_query_without_gradient_is_what_numpy_gives():
     expected = attngrad.attention(q.numpy(), k.numpy(), v.numpy(), return_lse=True)
     assert np.array_equal(out.numpy(), expected[0])
     assert np.array_equal(lse.numpy(), expected[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64])
+def test_a_dtype_that_is_not_computed_is_told_in_terms_of_torch(dtype):
+    x = torch.ones(2, 3, 4)
+    wrong = x.to(dtype)
+    with pytest.raises(
+        TypeError, match=r"q must have dtype float64.*; got .*\. Convert it with \.to\(torch\.float32\)"
+    ):
+        bridge.attention(wrong, wrong, wrong)
+    with pytest.raises(TypeError, match=r"bias must have the dtype of q, float32; got .*\.to\(q\.dtype\)"):
+        bridge.attention(x, x, x, bias=torch.ones(3, 3).to(dtype))

@@ -131,7 +131,7 @@ def test_masks_of_every_shape(shape, boolean):
 def test_a_mask_meets_the_axes_that_query_key_and_value_broadcast_to():
     mask = draw(2, 3, 4, 6, seed=5)
     agree(draw(1, 3, 4, 5), draw(2, 1, 6, 5, seed=1), draw(2, 3, 6, 5, seed=2), attn_mask=mask)
-    with pytest.raises(ValueError, match="bias must broadcast to"):  # and does not widen them, as in PyTorch
+    with pytest.raises(ValueError, match="attn_mask must broadcast to"):  # and does not widen them, as in PyTorch
         bridge.scaled_dot_product_attention(*(draw(1, 3, n, 5) for n in (4, 6, 6)), attn_mask=mask)
 
 

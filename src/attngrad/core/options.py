@@ -128,10 +128,32 @@ def reject_not_flat(function: str, options: Mapping[str, Any]) -> None:
             raise NotImplementedError(f"{function}: {name} is {OPTIONS[name].kind.value}, not taken here. {remedy}")
 
 
+ELSEWHERE = {
+    "softmax_scale": "Use scale=.",
+    "sm_scale": "Use scale=.",
+    "is_causal": "Use causal=; with offset=0 it is aligned as PyTorch's.",
+    "dropout_p": "Use dropout= and seed=.",
+    "dropout_rate": "Use dropout= and seed=.",
+    "window_size": "Use window=(left, right); None on a side leaves it unbounded.",
+    "sliding_window": "Use window=(left, right): window=(n - 1, 0) for the last n keys.",
+    "logits_soft_cap": "Use softcap=.",
+    "attn_bias": "Use bias=.",
+    "attn_mask": "Use mask= where it is boolean, True = may attend; bias= where it is added.",
+    "attention_mask": "Use mask= where it is boolean, True = may attend; bias= where it is added.",
+    "key_padding_mask": "Use mask=~key_padding_mask[:, None, None]: here True = may attend.",
+    "cu_seqlens": "Use segments=: attngrad.segments_from_lengths makes the ids.",
+    "segment_ids": "Use segments=(q_ids, k_ids).",
+    "enable_gqa": "Leave it out: key heads may divide query heads.",
+}
+"""What other libraries call an option, and what to use here."""
+
+
 def reject_unknown(function: str, options: Iterable[str], known: Sequence[str] = OPTION_NAMES) -> None:
     """Every option is ``known``; else a TypeError that suggests the nearest name."""
     for name in options:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
             hint = f"Did you mean {near[0]!r}?" if near else f"Options are: {', '.join(known)}."
+            if known is OPTION_NAMES:
+                hint = ELSEWHERE.get(name, hint)
             raise TypeError(f"{function}: unknown option {name!r}. {hint}")

@@ -15,7 +15,7 @@ from attngrad.core.checks import check_flag, fail
 from attngrad.core.options import OPTION_NAMES, OptionArguments, ScoreArguments, reject_unknown
 from attngrad.torch import _direct, _functions, _ops, _private
 from attngrad.torch._passes import NUMBERS, bind_inputs, passes_of
-from attngrad.torch._tensors import Inputs, check_tensor, wide_dtype
+from attngrad.torch._tensors import Inputs, check_dtype, check_tensor, wide_dtype
 
 TORCHS = functional.scaled_dot_product_attention
 """PyTorch's own, which ``sdpa`` has not yet replaced."""
@@ -88,6 +88,7 @@ def _eager(function: str, q: Tensor, k: Tensor, v: Tensor, options: Any) -> Any:
                 return found
     for name, x in (("q", q), ("k", k), ("v", v)):
         check_tensor(function, name, x, q if isinstance(q, Tensor) else None)
+        check_dtype(function, name, x)
     flat = q.ndim == k.ndim == v.ndim == 2  # one head
     if flat:
         q, k, v = q[None], k[None], v[None]
@@ -166,6 +167,11 @@ def scaled_dot_product_attention(
             attn_mask = attn_mask.to(query.dtype)
         given[kind] = attn_mask
     query, key, value = _broadcast(name, query, key, value, enable_gqa)
+    if attn_mask is not None and not torch.compiler.is_compiling():  # while it traces, sizes may be symbols
+        scores = (*query.shape[:-1], key.shape[-2])
+        if not layouts.broadcasts(tuple(attn_mask.shape), scores):
+            rule, got = f"broadcast to (..., query tokens, key tokens) = {scores}", f"shape {tuple(attn_mask.shape)}"
+            fail(ValueError, name, "attn_mask", rule, got, "Axes are matched from the last; each is 1 or as long.")
     return call(name, query, key, value, given)
 
 

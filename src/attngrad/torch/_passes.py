@@ -24,7 +24,7 @@ from attngrad.core.operands import DIFFERENTIABLE, SEEDS, Gradients, Operands, T
 from attngrad.core.options import ARRAYS, NOT_FLAT, OPTIONS, STATIC, Kind, Options, reject_not_flat
 from attngrad.core.spec import Spec
 from attngrad.torch._choice import choose, forced
-from attngrad.torch._tensors import Inputs, check_tensor, numpy_dtype, to_array, to_tensor
+from attngrad.torch._tensors import Inputs, check_additive, check_tensor, numpy_dtype, to_array, to_tensor
 from attngrad.torch._threads import lent
 
 Tensors = Sequence[Tensor | None]
@@ -89,6 +89,8 @@ def bind_inputs(function: str, q: Tensor, k: Tensor, v: Tensor, o: Options, opti
             check_integer(function, name, value)
         elif row.is_array:
             check_tensor(function, name, value, q)
+            if row.differentiable:
+                check_additive(function, name, value, q)
         elif row.kind is Kind.SEED:
             check_seed(function, value)
     option_checks.seed_beside(function, o.dropout, options.get("seed"))

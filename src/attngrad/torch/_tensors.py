@@ -74,6 +74,26 @@ def check_tensor(function: str, name: str, x: object, beside: Tensor | None = No
         fail(TypeError, function, name, "not be quantized", x.dtype, "Convert it with .dequantize().")
 
 
+def check_dtype(function: str, name: str, x: Tensor) -> None:
+    """``x``, one of q, k and v, is of a dtype that the passes compute in."""
+    if x.dtype not in _COMPUTED:
+        remedy = "Convert it with .to(torch.float32)."
+        fail(TypeError, function, name, f"have dtype {SENTENCE}", _name(x.dtype), remedy)
+
+
+def check_additive(function: str, name: str, x: Tensor, q: Tensor) -> None:
+    """``x``, which is added to scores, is of q's dtype or, beside 16-bit tensors, float32."""
+    wide = wide_dtype(q.dtype)
+    if x.dtype not in (q.dtype, wide):
+        also = "" if wide is q.dtype else f" or {_name(wide)}"
+        rule, remedy = f"have the dtype of q, {_name(q.dtype)}{also}", "Convert it with .to(q.dtype)."
+        fail(TypeError, function, name, rule, _name(x.dtype), remedy)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 @lru_cache
 def _numpy_dtype(dtype: torch.dtype) -> Any:
     try:

@@ -15,7 +15,20 @@ from torch import Tensor
 
 from attngrad.core.options import Options
 
-BUDGET = int(float(os.environ.get("ATTNGRAD_BLOCK_MIB", "64")) * 2**20)
+VARIABLE = "ATTNGRAD_BLOCK_MIB"
+
+
+def _budget(text: str) -> int:
+    try:
+        mib = float(text)
+    except ValueError:
+        mib = math.nan
+    if not 0.0 < mib < math.inf:
+        raise ImportError(f"attngrad: {VARIABLE} must be a positive number of MiB; got {text!r}.")
+    return int(mib * 2**20)
+
+
+BUDGET = _budget(os.environ.get(VARIABLE, "64"))
 """Bytes that the matrices of one block may take together; more where the arrays of the call are larger than that."""
 _TIMES_Q = 12
 """Bytes of q beyond which BUDGET stops to be enough: a long sequence gets this many times its q."""

@@ -13,7 +13,7 @@ from attngrad.backends.cpu.passes import (
     keep_mask,
     residual_specs,
 )
-from attngrad.backends.cpu.threads import choose_isa
+from attngrad.backends.cpu.threads import check_variable, choose_isa
 from attngrad.backends.cpu.workers import choose_workers
 from attngrad.backends.merge import refuses
 
@@ -37,5 +37,6 @@ __all__ = [
 NAME = "cpu"
 LIBRARY = "numpy"
 
+check_variable()
 choose_isa()
 choose_workers()

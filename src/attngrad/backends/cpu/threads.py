@@ -34,6 +34,13 @@ def get_num_threads() -> int:
     return _native.get_num_threads()
 
 
+def check_variable() -> None:
+    """``ATTNGRAD_NUM_THREADS`` is a number of threads, if it is set; called before it is used."""
+    text = os.environ.get("ATTNGRAD_NUM_THREADS")
+    if text and not (text.isascii() and text.isdigit() and 1 <= int(text) <= 4096):
+        raise ImportError(f"attngrad: ATTNGRAD_NUM_THREADS must be an integer from 1 to 4096; got {text!r}.")
+
+
 def choose_isa() -> None:
     """Take the instruction set that ``ATTNGRAD_ISA`` names, if it is set; called before it is used or named."""
     name = os.environ.get("ATTNGRAD_ISA")
