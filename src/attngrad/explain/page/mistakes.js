@@ -66,7 +66,7 @@ const MISTAKES = [
     wrong: { dKTransposed: true },
   },
   {
-    id: "unturned-dv", label: "A unturned in dV", refs: "back-pass-15",
+    id: "unturned-dv", label: "A not transposed in dV", refs: "back-pass-15",
     says: "dV = A dO", right: "dV = A^T dO",
     why: "transpose(0, 1, 2, 3) leaves every axis where it is.",
     wrong: { dVUnturned: true },

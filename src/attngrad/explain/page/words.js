@@ -9,14 +9,14 @@ const WORDS = {
   L: ["One number per query: the logarithm of the sum of exponentials of its scores.", "Kept from the forward pass, it lets the backward pass rebuild A from S, which is how linear-memory kernels work."],
   A: ["The weights: how much each query takes from each key. Each row sums to 1.", "Every row is a softmax of its own; this is why rows never mix in the backward pass."],
   O: ["The output: for each query the average of the values, by its weights.", ""],
-  dO: ["The loss gradient at the output: how the loss moves when O moves. Here the backward pass begins.", "Edit it: all gradients are linear in it."],
+  dO: ["The loss gradient at the output: which way of moving O raises the loss. Here the backward pass begins.", "Every gradient points to where the loss rises; descent goes the other way. Edit it: all gradients are linear in it."],
   dV: ["Each value receives what its readers received, by the weight they read it with.", "A^T: the weights of all queries on one key, a column of A."],
-  dA: ["How the loss moves when a weight moves: the gradient at O meets the value.", "Defined for hidden keys too; their weight of zero silences it."],
-  delta: ["One number per query: the average of dA by the weights. It equals rowsum(dO o O), which needs no T x S matrix.", "It is what the softmax cannot feel: raising all scores of a row changes nothing."],
-  dS: ["The gradient at the scores: each weight times how much better than average its key is. Rows sum to 0.", "The one matrix behind dQ and dK. Never a mean, never a Jacobian."],
+  dA: ["How much the loss rises with each weight: the dot product of the gradient at O and the value.", "Defined for masked keys too; their weight of 0 multiplies it away."],
+  delta: ["One number per query: the average of dA by the weights. It equals rowsum(dO o O), which needs no T x S matrix.", "Subtracting it is what the softmax asks for: adding a constant to all scores of a row changes nothing."],
+  dS: ["The gradient at the scores: each weight times how far its dA is above the average. Rows sum to 0.", "Above 0, more attention there raises the loss, so descent attends less. The row term is a weighted sum, not a mean; the Jacobian is never formed."],
   dZ: ["Through the softcap: dS times the slope of the cap.", "Where the cap saturates, the slope is 0 and no gradient passes."],
-  dQ: ["Each query is pulled towards the keys that should weigh more.", "The scale comes back by the chain rule."],
-  dK: ["Each key is pulled towards the queries that should see more of it.", "A column of dS: all queries that look at this key. With grouped queries, of all heads in the group."],
+  dQ: ["The keys, summed by dS: descent moves each query away from keys with dS > 0, towards those with dS < 0.", "The scale comes back by the chain rule."],
+  dK: ["The queries, summed by dS: descent moves each key away from queries with dS > 0, towards those with dS < 0.", "A column of dS: all queries that look at this key. With grouped queries, of all heads in the group."],
 };
 const OVERVIEW = ["The whole pass. Hover or focus any number to see the sum behind it; step through with [ and ].", "Numbers of Q, K, V and dO can be edited; switches, heads and mistakes recompute everything here in the page."];
 
