@@ -129,7 +129,7 @@ def expand(cells: Cells, rule: Rule, env: dict[str, int], value: float, scale: f
         total = factor + math.log(total) if total > 0 else -math.inf
     elif outer == "exp":
         total = _exp(total)
-    note = f"{dropped} term{'s' if dropped > 1 else ''} of hidden keys, all 0, left out" if dropped else ""
+    note = f"{dropped} masked term{'s, all 0' if dropped > 1 else ', which is 0'}, left out" if dropped else ""
     return Explanation(rule.name, index, rule.formula, shown, outer, factor, found, total, value, note)
 
 

@@ -88,7 +88,7 @@ function expand(x, r, rules, flags, name, h, i, j) {
   if (outer === "scale") total *= factor;
   if (outer === "log") total = total > 0 ? factor + Math.log(total) : -Infinity;
   if (outer === "exp") total = Math.exp(total);
-  const note = dropped ? `${dropped} hidden ${dropped > 1 ? "terms are" : "term is"} 0 and left out` : "";
+  const note = dropped ? `${dropped} masked ${dropped > 1 ? "terms, all 0" : "term, which is 0"}, left out` : "";
   return { text, outer, factor, terms, total, value, note };
 }
 
