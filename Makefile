@@ -1,5 +1,5 @@
-# The README's two commands are `make demo` and `make test`. Each makes .venv and installs what it needs; the kernels are
-# compiled once for all of them.
+# The README's commands are `make demo`, `make frameworks` and `make test`. Each makes .venv and installs what it needs; the
+# kernels are compiled once for all of them.
 PYTHON ?= python3
 BIN := .venv/bin
 BUILD_INPUTS := pyproject.toml CMakeLists.txt $(wildcard csrc/*.* csrc/*/*.* csrc/*/*/*.*)
@@ -7,11 +7,14 @@ TESTING := .venv/.installed .venv/.group-test
 SOURCES := $(wildcard csrc/*.?pp csrc/*/*.?pp csrc/*/*/*.?pp tests/backends/native/*.cpp)
 WORKERS := -n auto --dist loadgroup
 
-.PHONY: demo test test-all test-full lint format clean sanitize sanitize-address sanitize-thread fuzz soak bench \
-  bench-against docs dist
+.PHONY: demo frameworks test test-all test-full lint format clean sanitize sanitize-address sanitize-thread fuzz soak \
+  bench bench-against docs dist
 
 demo: .venv/.installed
 	$(BIN)/attngrad demo
+
+# PyTorch, JAX and Transformers into .venv, for the examples of the README; `make test` uses the same.
+frameworks: .venv/.installed .venv/.group-frameworks
 
 # Before a commit, in minutes: every package, every pass, every option alone, one instruction set per family.
 test: $(TESTING) lint

@@ -96,7 +96,7 @@ def judged(number: int) -> dict[str, Any]:
 
 
 def audited(attention: Any, subject: Any) -> str:
-    """What ``attngrad.torch.audit`` says of the double backward; in the interpreter kernels have few sizes."""
+    """What ``attngrad.torch.audit`` says of the double backward; interpreted kernels take few sizes."""
     if subject.how == "interpreted":
         return "not asked"
     import attngrad.torch
