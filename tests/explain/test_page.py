@@ -552,6 +552,25 @@ def test_nothing_sticks_out_at_any_width(opened, width, theme):
     assert page.tab.locator("td").evaluate_all(cut) == []
 
 
+@pytest.mark.parametrize("width", [375, 768])
+def test_in_one_column_the_backward_pass_reads_downward_from_do(opened, width):
+    page = opened(example(), viewport={"width": width, "height": 812})
+    order = ["#step-L", "#backward-title", "#step-dO", "#step-dA", "#step-dS", "#step-dQ"]
+    places = [page.tab.locator(name).bounding_box() for name in order]
+    assert sorted(places, key=lambda box: (box["y"], box["x"])) == places
+    assert "reads downward, from dO" in page.tab.locator("#backward-title").inner_text()
+    page.tab.set_viewport_size({"width": 1280, "height": 812})
+    assert "reads upward, from dO: each" in page.tab.locator("#backward-title").inner_text()
+
+
+def test_new_cells_have_their_colours_at_once_and_edits_fade(opened):
+    page = opened(example(), reduced_motion="no-preference")
+    fading = "document.getAnimations().length"
+    assert page.tab.evaluate(f"(location.hash = '#step=dS', dispatchEvent(new Event('hashchange')), {fading})") == 0
+    assert page.tab.evaluate(f"(document.getElementById('switch-softcap').click(), {fading})") == 0
+    assert page.tab.evaluate(f"(document.getElementById('theme').click(), {fading})") > 0
+
+
 def test_a_phone_taps_a_cell_and_reads_its_sum(opened):
     page = opened(example(), viewport={"width": 375, "height": 812}, has_touch=True, is_mobile=True)
     page.cell("dV", 1, 1).tap()

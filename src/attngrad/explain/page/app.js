@@ -67,6 +67,7 @@ function refresh(app, rebuild) {
   showSum(app, app.cell);
   drawEdges(app);
   writeHash(app);
+  settle();
 }
 
 function setInput(app, name, head, i, j, value) {

@@ -42,7 +42,15 @@ function build(app) {
       section.append(lane);
     }
   }
+  document.getElementById("flow").classList.add("fresh");
   fit(app);
+}
+
+// New cells have their colours at once; what changes afterwards fades. Called when everything is painted.
+function settle() {
+  const flow = document.getElementById("flow");
+  void flow.offsetWidth; // the styles are computed before transitions are allowed
+  flow.classList.remove("fresh");
 }
 
 // Without a softcap dZ is dS; its place stays, so that each gradient stands opposite its matrix.
