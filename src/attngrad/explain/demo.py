@@ -1,4 +1,4 @@
-"""What ``attngrad demo`` prints, in about 100 lines: a backward pass, a check, errata, an audit, the speed of one call."""
+"""What ``attngrad demo`` prints in about 100 lines: a backward pass, a check, errata, an audit, the speed of a call."""
 
 from __future__ import annotations
 
