@@ -133,6 +133,17 @@ def test_another_meaning_of_an_option_is_no_fault():
         assert any(text.startswith(f"{name} (") for text in report.untried), report.untried
 
 
+def test_gradients_that_are_wrong_where_the_output_is_right_under_a_convention_are_a_fault():
+    def candidate(q, k, v, dout, mask=None):
+        out, dq, dk, dv = masked(q, k, v, dout, None if mask is None else ~mask)
+        return out, dq if mask is None else dq * dq, dk, dv  # which no known mistake explains
+
+    report = audit(candidate, effort="quick")
+    assert [s.name for s in report.stages if not s.ok] == ["dq"], report
+    assert report.mistakes == ()
+    assert "mask (True = masked)" in report.tried
+
+
 def test_dropout_of_its_own_is_not_tried_and_said_so():
     def draws(q, k, v, dout, dropout=0.0, seed=None):
         out, dq, dk, dv = right(q, k, v, dout)

@@ -19,6 +19,7 @@ from attngrad.auditor.findings import Again, report
 from attngrad.auditor.layouts import layout_of
 from attngrad.auditor.objects import is_layer_object
 from attngrad.auditor.pairs import as_function, is_pair
+from attngrad.auditor.pipeline import LATER, RESULTS
 from attngrad.auditor.plans import COMPILED, FEATURES, Dims
 from attngrad.auditor.repeat import repeat, uninitialised
 from attngrad.auditor.report import AuditReport, Finding
@@ -197,8 +198,12 @@ def _with_options(
     tokens, features = max(max(n.t, n.s) for n in seen), max(max(n.d, n.e) for n in seen)
     tried, untried = [f"up to {tokens} tokens and {features} features"], list(session.skipped)
     rest = [n for n in names if n not in (options or {}) and n not in ("seed", "offset", "return_lse")]
-    if options is None and not session.wrong:
+    if options is None and not session.wrong_at_once:
+        if session.wrong:  # a fault of second order must not hide one of first order
+            session.judged = tuple(n for n in RESULTS if n not in LATER)
         found = try_options(session, names, effort, compiled)
+        if found.tried and session.judged != RESULTS:
+            untried.append("tangents and second order with options (wrong without)")
         tried, untried = tried + found.tried, untried + found.untried
         again = replace(again, repeated=found.flaky or again.repeated)
     elif rest:

@@ -11,7 +11,7 @@ import numpy as np
 
 from attngrad.auditor.candidate import Call, run
 from attngrad.auditor.cases import Case
-from attngrad.auditor.pipeline import RESULTS
+from attngrad.auditor.pipeline import LATER, RESULTS
 from attngrad.auditor.plans import FEATURES
 from attngrad.auditor.recorded import SMALL, Recorded
 from attngrad.auditor.report import Finding
@@ -29,6 +29,8 @@ class Session:
         self.findings: list[Finding] = []
         self.traceback = ""
         self.recorded: Recorded | None = None
+        self.judged = RESULTS
+        """The results that are judged with an option."""
         self.skipped: list[str] = []
         """Cases that were not tried, each with why."""
         self._pace: tuple[Case, float] | None = None
@@ -45,6 +47,11 @@ class Session:
     def wrong(self) -> bool:
         """Whether any number is wrong."""
         return any(not j.right for o in self.observations for j in o.judgements.values())
+
+    @property
+    def wrong_at_once(self) -> bool:
+        """Whether any number of first order is wrong: the output, its gradients, and what is between."""
+        return any(not j.right for o in self.observations for n, j in o.judgements.items() if n not in LATER)
 
     def count_wrong(self, without: Collection[str] = ()) -> int:
         """How many results are wrong, where they are held against attention without these options."""
