@@ -101,10 +101,11 @@ def audit(
     if held is not None:
         kind = np.dtype(dtype := dtype or held["q"].dtype)
     place, adapt = layout_of(layout), sizes_of(sizes)
-    handled = adapters.differentiable(
-        candidate, framework, device, level=level, options=options, supports=supports, layout=layout, sizes=sizes,
-        dtype=dtype, inputs=inputs, effort=effort, seed=seed, time_limit=time_limit, progress=progress, name=name,
-    )  # fmt: skip
+    keywords: dict[str, Any] = {
+        "level": level, "options": options, "supports": supports, "layout": layout, "sizes": sizes, "dtype": dtype,
+        "inputs": inputs, "effort": effort, "seed": seed, "time_limit": time_limit, "progress": progress, "name": name,
+    }  # fmt: skip
+    handled = adapters.differentiable(candidate, framework, device, **keywords)
     if handled is not None:
         return handled
     convert = adapters.converter(candidate, framework, device)
@@ -131,6 +132,7 @@ def audit(
     made.sort(key=lambda case: case.dims.work if case.dims.large else 0)  # the larger show how long the largest take
     tell = progress or (lambda done, total, text: None)
     session = Session(target, kind, wanted, time_limit)
+    session.transposes = adapters.names_attribute(candidate, "T")
     if held is not None:
         made = [recorded.case_of(held, target.layout, chosen, seed)]
         session.recorded = recorded.Recorded(made[0], target.layout, effort)
@@ -146,6 +148,11 @@ def audit(
             continue
         if session.try_case(case):
             break
+    if framework is None and not session.observations and session.crashes:
+        session.tensors = adapters.imported_beside(candidate) == "torch"
+        with_tensors = _with_tensors(candidate, session, keywords | {"compiled": compiled})
+        if with_tensors is not None:
+            return with_tensors
     session.settle_crashes()
     if lacking and (wrong := session.count_wrong()):
         without = session.count_wrong(without=(*lacking, "seed") if "dropout" in lacking else lacking)
@@ -165,6 +172,18 @@ def audit(
     found = report(session, title, settings, again, lambda: tell(len(made) + 1, len(made) + 2, "the smallest case"))
     tell(len(made) + 2, len(made) + 2, "done")
     return found
+
+
+def _with_tensors(candidate: Any, session: Session, keywords: dict[str, Any]) -> AuditReport | None:
+    """The audit by the framework that its module imports, where NumPy arrays raise and that says more; else None."""
+    if (framework := adapters.imported_beside(candidate)) is None:
+        return None
+    found = audit(candidate, **keywords, framework=framework)
+    if found.status == "not audited" and not any("numpy.ndarray" in (call.error or "") for _, call in session.crashes):
+        return None
+    what = {"torch": "tensors of PyTorch", "jax": "arrays of JAX"}[framework]
+    told = f"NumPy arrays raise {session.crashes[0][1].error}: audited with {what}."
+    return replace(found, findings=(*found.findings, Finding("framework", told, fault=False, name="framework")))
 
 
 def _shapes(target: Target, effort: str, compiled: bool) -> Callable[[Dims], Dims | None] | None:

@@ -29,6 +29,10 @@ class Session:
         self.findings: list[Finding] = []
         self.traceback = ""
         self.recorded: Recorded | None = None
+        self.tensors = False
+        """Whether it may want tensors: it was given NumPy arrays, and its module imports PyTorch."""
+        self.transposes = False
+        """Whether its code has the attribute T."""
         self.judged = RESULTS
         """The results that are judged with an option."""
         self.skipped: list[str] = []
@@ -153,10 +157,12 @@ class Session:
             told = f"it raised {call.error} in the case '{case.name}'" + (
                 f", though it claims to support {', '.join(sorted(claimed))}." if claimed else "."
             )
-            self.say("crash", told, name="crash", case=case.name)
-            if not passed and self.target.level == "attention":
+            if not passed and (self.tensors or "numpy.ndarray" in (call.error or "")):
+                told += ' If it takes tensors: framework="torch" (--framework torch).'
+            if not passed and self.target.level == "attention" and self.transposes:
                 text = "Arrays are (batch, heads, tokens, features): transpose with k.swapaxes(-1, -2), not with k.T."
                 self.say("axes", text, fault=False)
+            self.say("crash", told, name="crash", case=case.name)
             self.traceback = self.traceback or call.crash or ""
         self._forget(lacking)
 
