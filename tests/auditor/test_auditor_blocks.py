@@ -93,6 +93,40 @@ def test_loops_in_python_are_not_run_where_they_would_take_long():
     assert "320 tokens (a call would take about" in " ".join(str(report).partition("Not tried")[2].split())
 
 
+def busy(seconds):
+    """Take so much of the processor, on any machine."""
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+
+
+def test_one_call_that_is_held_up_leaves_out_no_size():
+    held_up = []
+
+    def candidate(q, k, v, dout):
+        if q.shape[2] == 37 and not held_up:  # the largest of the small cases
+            held_up.append(True)
+            busy(1.2)
+        return right(q, k, v, dout)
+
+    report = audit(candidate, effort="quick")
+    assert held_up
+    assert report.ok
+    assert report.untried == ()
+    assert "up to 320 tokens" in report.tried[0]
+
+
+def test_what_a_call_costs_at_any_size_leaves_out_no_size():
+    def candidate(q, k, v, dout):
+        busy(0.1)
+        return right(q, k, v, dout)
+
+    report = audit(candidate, effort="quick")
+    assert report.ok
+    assert report.untried == ()
+    assert "up to 320 tokens" in report.tried[0]
+
+
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
 def test_exp_without_the_maximum_is_found_by_quick(dtype):
     def candidate(q, k, v, dout):

@@ -18,6 +18,7 @@ from attngrad.auditor.detect import settle
 from attngrad.auditor.findings import Again, report
 from attngrad.auditor.layouts import layout_of
 from attngrad.auditor.objects import is_layer_object
+from attngrad.auditor.pace import too_slow
 from attngrad.auditor.pairs import as_function, is_pair
 from attngrad.auditor.pipeline import LATER, RESULTS
 from attngrad.auditor.plans import COMPILED, FEATURES, Dims
@@ -144,7 +145,7 @@ def audit(
         session.say("option", text, fault=False, name=option)
     for number, case in enumerate(made):
         tell(number, len(made) + 2, case.name)
-        if not compiled and session.too_slow(case, PATIENCE[effort]):
+        if not compiled and too_slow(session, case, PATIENCE[effort]):
             continue
         if session.try_case(case):
             break

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,16 @@ from attngrad.auditor.recorded import SMALL, Recorded
 from attngrad.auditor.report import Finding
 from attngrad.auditor.targets import Target
 from attngrad.auditor.truth import Observation, Truth
+
+
+@dataclass
+class Pace:
+    """The largest case so far, the seconds of the fastest of its calls, and of the fastest call of any case."""
+
+    case: Case
+    seconds: float
+    least: float
+    calls: int = 0
 
 
 class Session:
@@ -33,12 +43,11 @@ class Session:
         """Whether it may want tensors: it was given NumPy arrays, and its module imports PyTorch."""
         self.transposes = False
         """Whether its code has the attribute T."""
-        self.judged = RESULTS
+        self.judged: tuple[str, ...] = RESULTS
         """The results that are judged with an option."""
         self.skipped: list[str] = []
         """Cases that were not tried, each with why."""
-        self._pace: tuple[Case, float] | None = None
-        """The largest case so far, and how many seconds it took."""
+        self.pace: Pace | None = None
         self._said: set[str] = set()
 
     @property
@@ -82,32 +91,24 @@ class Session:
         """One call of the candidate."""
         return run(self.target.prepare, case.spelt, self.target.level, self.target.tangents, self.limit)
 
-    def _timed(self, case: Case) -> tuple[Call, float]:
+    def timed(self, case: Case) -> tuple[Call, float]:
         """A call, and its seconds: of the processor where that is less, since other processes may have it meanwhile."""
         start, used = time.perf_counter(), time.process_time()
         call = self.call(case)
-        return call, min(time.perf_counter() - start, time.process_time() - used)
-
-    def too_slow(self, case: Case, patience: float) -> bool:
-        """Whether a large case would take too long, going by the largest so far: loops in Python are no fault."""
-        if not case.dims.large or self._pace is None:
-            return False
-        largest, seconds = self._pace
-        grown = case.dims.work / largest.dims.work
-        most = min(patience, 0.5 * self.limit)
-        for _ in range(2):  # it may have been slow by chance, or the first time
-            if seconds * grown > most > 2.0 * seconds:
-                seconds = min(seconds, self._timed(largest)[1])
-                self._pace = largest, seconds
-        if (expected := seconds * grown) > most:
-            self.skipped.append(f"{case.name} (a call would take about {expected:.0f} s, more than {most:g} s)")
-        return expected > most
+        seconds = min(time.perf_counter() - start, time.process_time() - used)
+        if call.error is not None:  # which says nothing of how long it takes
+            return call, seconds
+        pace = self.pace = self.pace or Pace(case, seconds, seconds)
+        pace.least = min(seconds, pace.least)
+        if case is pace.case:
+            pace.calls, pace.seconds = pace.calls + 1, min(seconds, pace.seconds)
+        elif case.dims.work >= pace.case.dims.work:
+            pace.case, pace.seconds, pace.calls = case, seconds, 1
+        return call, seconds
 
     def try_case(self, case: Case) -> bool:
         """Call and judge; True where it makes no sense to go on."""
-        call, seconds = self._timed(case)
-        if self._pace is None or case.dims.work >= self._pace[0].dims.work:
-            self._pace = case, seconds
+        call, _ = self.timed(case)
         if call.timeout:
             text = f"it did not return within {self.limit:g} s in the case '{case.name}'."
             self.say("timeout", text, case=case.name)
