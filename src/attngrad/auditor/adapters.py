@@ -120,7 +120,13 @@ def _look(function: Any, used: set[str], words: set[str], depth: int) -> None:
             root = "torch" if any(_root(kind) == "torch" for kind in kinds) else _root(x)
             if root in ("torch", "jax", "jaxlib"):
                 used.add(root)
-            elif depth and name in now.co_names and inspect.isfunction(x) and x.__module__ == function.__module__ and x is not function:
+            elif (
+                depth
+                and name in now.co_names
+                and inspect.isfunction(x)
+                and x.__module__ == function.__module__
+                and x is not function
+            ):
                 _look(x, used, words, depth - 1)
 
 

@@ -65,6 +65,8 @@ class Again:
     """Results that hold memory that was never written, with where."""
     tried: tuple[str, ...] = ()
     untried: tuple[str, ...] = ()
+    unasked: tuple[str, ...] = ()
+    """Options that were not tried because nobody asked for them."""
 
 
 def report(

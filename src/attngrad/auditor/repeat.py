@@ -25,7 +25,7 @@ REPEATS = {"quick": 16, "default": 64, "full": 256}
 _SECONDS = {"quick": 0.3, "default": 2.0, "full": 20.0}
 """After which a slow candidate is not called again; the report says how often it was."""
 _TELLING = 10
-"""How many calls it takes to say which rate of faults would have shown: fewer show only what is wrong every other time."""
+"""How many calls it takes to say which rate of faults would have shown."""
 _POISONED = 6
 """How many cases are called with poisoned memory: the smallest and the largest of odd lengths."""
 

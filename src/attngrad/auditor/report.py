@@ -192,7 +192,7 @@ class AuditReport:
             agree = "agrees" if len(self.stages) == 1 else "agree"
             where = f"all {cases} cases" if cases != 1 else "the one case"
             own = "".join(f" {f.text}" for f in self.findings if f.kind == "convention")
-            return f"RIGHT: {names} {agree} with the truth in {where}, within rounding.{own}"
+            return f"RIGHT: {names} {agree} with the truth in {where}, within rounding.{own}{self._unasked}"
         if self.status == "not audited":
             fault = next((f.text for f in self.findings if f.fault), "nothing came back")
             return f"NOT AUDITED: {fault}"
@@ -207,6 +207,17 @@ class AuditReport:
         if titles and left:
             told += f"; and {joined(left)} for another reason, which no known mistake explains"
         return f"WRONG: {joined(bad)} {'is' if len(bad) == 1 else 'are'} wrong; {told}.{self._size}"
+
+    @property
+    def _unasked(self) -> str:
+        """Which options were not tried, and how to ask for them: as they are given here, or on the command line."""
+        names = self.settings.get("unasked", ())
+        if not names:
+            return ""
+        asked = f"options={{{', '.join(f'{name!r}: True' for name in names)}}}"
+        if self.settings.get("command"):
+            asked = " ".join(f"--option {name}=true" for name in names)
+        return f" {joined(names)} {'was' if len(names) == 1 else 'were'} not tried: {asked}."
 
     @property
     def _size(self) -> str:

@@ -169,6 +169,7 @@ def audit(
         names = off_by_default(as_function(candidate) if level == "attention" else candidate)
         again = _with_options(session, again, names, options, effort, compiled)
     settings["cases"] = len(session.observations)
+    settings |= {"unasked": again.unasked} if again.unasked else {}
     tell(len(made), len(made) + 2, "diagnosis" if session.wrong else "report")
     found = report(session, title, settings, again, lambda: tell(len(made) + 1, len(made) + 2, "the smallest case"))
     tell(len(made) + 2, len(made) + 2, "done")
@@ -225,7 +226,7 @@ def _with_options(
         if found.tried and session.judged != RESULTS:
             untried.append("tangents and second order with options (wrong without)")
         tried, untried = tried + found.tried, untried + found.untried
-        again = replace(again, repeated=found.flaky or again.repeated)
+        again = replace(again, repeated=found.flaky or again.repeated, unasked=tuple(found.unasked))
     elif rest:
         untried.append(f"{', '.join(rest)} ({'options were given' if options is not None else 'it is wrong without'})")
     return replace(again, tried=(*tried, *again.tried), untried=(*untried, *again.untried))

@@ -88,6 +88,7 @@ _CONVENTIONS: dict[str, tuple[Convention, ...]] = {
     ),
     "window": (Convention("(left, right)", lambda case: {"window": (2, 1)}),),
     "scale": (Convention("", lambda case: {"scale": 0.3}),),
+    "softcap": (Convention("", lambda case: {"softcap": 1.5}),),
     "dropout": (Convention("by attngrad.dropout_mask", lambda case: {"dropout": 0.3, "seed": 5}),),
 }
 
@@ -98,6 +99,8 @@ class Tried:
 
     tried: list[str] = field(default_factory=list)
     untried: list[str] = field(default_factory=list)
+    unasked: list[str] = field(default_factory=list)
+    """The names of options that are tried only where they are asked for."""
     flaky: Repeated | None = None
     """Calls with the same seed that differ."""
 
@@ -121,7 +124,8 @@ def try_options(session: Session, names: Iterable[str], effort: str, compiled: b
         elif name in _CONVENTIONS:
             _try_one(session, name, found, effort, compiled)
         elif name not in _COMPANIONS:
-            found.untried.append(f"{name} (only with options={{{name!r}: ...}})")
+            found.unasked.append(name)
+            found.untried.append(f"{name} (only where it is asked for)")
     return found
 
 
