@@ -256,6 +256,7 @@ def _respelled(fn: Any, spelled: tuple[tuple[str, str], ...]) -> Any:
 
     found = inspect.signature(fn).parameters.values()
     called.__signature__ = inspect.Signature([p.replace(name=back.get(p.name, p.name)) for p in found])  # type: ignore[attr-defined]
+    called.spelled = own  # type: ignore[attr-defined]
     called.__qualname__ = getattr(fn, "__qualname__", type(fn).__name__)
     return called
 
@@ -297,6 +298,7 @@ def _adapted(fn: Any) -> Any:
     lengths = _LENGTHS if adapter.layout == "packed" else ()
     own += [kinds(name, kinds.KEYWORD_ONLY, default=None) for name in (*lengths, *adapter.options)]
     called.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
+    called.spelled = None if adapter.packs or adapter.whole else adapter.options  # type: ignore[attr-defined]
     called.__qualname__ = fn.__name__
     return called
 

@@ -68,7 +68,14 @@ def describe(o: Observation, name: str, flat: bool = False) -> str:
         hit = np.flatnonzero(bad.any(axis=others))
         if bad.shape[axis] > 1 and len(hit) < bad.shape[axis]:
             plural = {"batch": "batches", "axis": "axes"}.get(label, label + "s")
-            said.append(f"only {label if len(hit) == 1 else plural} {some(hit, bad.shape[axis])}")
+            left = np.setdiff1d(np.arange(bad.shape[axis]), hit)
+            few = some(hit, bad.shape[axis])
+            if not few.endswith("..."):
+                said.append(f"only {label if len(hit) == 1 else plural} {few}")
+            elif len(left) <= 6:
+                said.append(f"all {plural} but {some(left, bad.shape[axis])}")
+            elif len(hit) <= len(left):
+                said.append(f"only {plural} {few}")
     first = tuple(int(i) for i in np.argwhere(bad)[0])
     said.append(f"the first at {list(first)}")
     text = ", ".join(said) + "."

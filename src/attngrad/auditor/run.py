@@ -111,7 +111,7 @@ def audit(
         return handled
     convert = adapters.converter(candidate, framework, device)
     title: str = name or getattr(candidate, "__qualname__", None) or type(candidate).__name__
-    settings = {"level": level, "dtype": kind, "effort": effort, "seed": int(seed), "options": ""}
+    settings: dict[str, Any] = {"level": level, "dtype": kind, "effort": effort, "seed": int(seed), "options": ""}
     try:
         settings["level"] = level = level or level_of(candidate)
         asked = getattr(candidate, "probe", candidate)
@@ -133,6 +133,7 @@ def audit(
     made.sort(key=lambda case: case.dims.work if case.dims.large else 0)  # the larger show how long the largest take
     tell = progress or (lambda done, total, text: None)
     session = Session(target, kind, wanted, time_limit)
+    session.spelled = getattr(candidate, "spelled", None)
     session.transposes = adapters.names_attribute(candidate, "T")
     if held is not None:
         made = [recorded.case_of(held, target.layout, chosen, seed)]

@@ -39,6 +39,8 @@ class Session:
         self.findings: list[Finding] = []
         self.traceback = ""
         self.recorded: Recorded | None = None
+        self.spelled: dict[str, str] | None = None
+        """Of a PyTorch function: how it spells the options. Then the smallest case is of tensors."""
         self.tensors = False
         """Whether it may want tensors: it was given NumPy arrays, and its module imports PyTorch."""
         self.transposes = False
