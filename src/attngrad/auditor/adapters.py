@@ -21,6 +21,8 @@ from attngrad.core.checks import fail
 from attngrad.core.files import read_toml
 
 FRAMEWORKS = ("numpy", "torch", "jax")
+_OF_TORCH = ("torch.autograd.function", "torch.nn.modules.module")
+"""Where the classes Function and Module are defined."""
 _LENGTHS = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
 
 
@@ -116,17 +118,14 @@ def _look(function: Any, used: set[str], words: set[str], depth: int) -> None:
         words.update(now.co_names)
         for name in (*now.co_names, *now.co_freevars):
             x = there.get(name)
-            kinds = (x if inspect.isclass(x) else type(x)).__mro__  # a torch.autograd.Function, a module of PyTorch
-            root = "torch" if any(_root(kind) == "torch" for kind in kinds) else _root(x)
-            if root in ("torch", "jax", "jaxlib"):
+            kinds = (x if inspect.isclass(x) else type(x)).__mro__
+            if any(kind.__module__ in _OF_TORCH for kind in kinds):
+                used.add("torch")
+            elif name in now.co_freevars:  # a function that is closed over may be of anything
+                continue
+            elif (root := _root(x)) in ("torch", "jax", "jaxlib"):
                 used.add(root)
-            elif (
-                depth
-                and name in now.co_names
-                and inspect.isfunction(x)
-                and x.__module__ == function.__module__
-                and x is not function
-            ):
+            elif depth and inspect.isfunction(x) and x.__module__ == function.__module__ and x is not function:
                 _look(x, used, words, depth - 1)
 
 
