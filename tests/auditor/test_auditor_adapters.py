@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from attngrad.auditor import audit
+from attngrad.auditor.adapters import framework_of
 from planted import right
 
 
@@ -231,6 +232,85 @@ def test_the_layout_is_found_out_and_told():
     assert report.ok, report
     assert any("'BTHD'" in f.text for f in report.findings)
     assert not audit(swapped, layout="BHTD", effort="quick").ok
+
+
+class Function(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v):
+        ctx.save_for_backward(q, k, v)
+        return tensor_methods(q, k, v)
+
+    @staticmethod
+    def backward(ctx, dout):
+        with torch.enable_grad():
+            inputs = [x.detach().requires_grad_() for x in ctx.saved_tensors]
+            return torch.autograd.grad(tensor_methods(*inputs), inputs, dout)
+
+
+def tensor_methods(q, k, v):
+    return (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1) @ v
+
+
+def tensor_axes(q, k, v):
+    return (q @ k.transpose(-2, -1) * q.shape[-1] ** -0.5).softmax(-1) @ v
+
+
+def makes_a_constant(q, k, v):
+    return torch.softmax(q @ k.mT * torch.tensor(q.shape[-1] ** -0.5, dtype=q.dtype), -1) @ v
+
+
+def applied(q, k, v):
+    return Function.apply(q, k, v)
+
+
+def applied_from_around():
+    around = Function
+
+    def attend(q, k, v):
+        return around.apply(q, k, v)
+
+    return attend
+
+
+@pytest.mark.parametrize("candidate", [applied, applied_from_around()], ids=["global", "closure"])
+def test_a_function_that_applies_a_torch_function_is_of_torch(candidate):
+    assert framework_of(candidate) == "torch"
+
+
+def test_a_function_that_applies_a_torch_function_is_audited_by_its_backward():
+    report = audit(applied, effort="quick")
+    assert {"dq", "dk", "dv"} <= {s.name for s in report.stages if s.ok}, report
+
+
+@pytest.mark.parametrize("candidate", [tensor_methods, tensor_axes, makes_a_constant], ids=_name)
+def test_where_numpy_arrays_raise_in_a_file_that_imports_torch_tensors_are_tried(candidate):
+    report = audit(candidate, effort="quick")
+    assert report.ok, report
+    assert {"dq", "dk", "dv"} <= {s.name for s in report.stages}
+    note = next(f for f in report.findings if f.kind == "framework")
+    assert "audited with tensors of PyTorch" in note.text
+    assert not note.fault
+
+
+def test_what_cannot_be_called_with_numpy_arrays_is_told_of_the_framework_and_of_no_transpose():
+    names = {}
+    exec("def attend(q, k, v):\n    return (q @ k.mT).softmax(-1) @ v", names)  # noqa: S102
+    report = audit(names["attend"], effort="quick")
+    assert report.status == "not audited"
+    assert report.verdict.endswith('If it takes tensors: framework="torch" (--framework torch).')
+    assert not [f for f in report.findings if f.kind == "axes"]
+
+    def misspelled(q, k, v):
+        return (q @ k.transpose(-2, -1)).softmx(-1) @ v
+
+    assert audit(misspelled, effort="quick").verdict.endswith('framework="torch" (--framework torch).')
+
+
+def test_a_transpose_of_all_axes_is_told_of_where_the_code_has_it():
+    def candidate(q, k, v, dout):
+        return np.concatenate([q, k.T @ 0, v], 9)
+
+    assert [f for f in audit(candidate, effort="quick").findings if f.kind == "axes"]
 
 
 def test_sizes_that_a_candidate_does_not_take_are_not_tried():

@@ -31,7 +31,7 @@ def wrong_where(rule):
 
 
 QUICK = [(rule, "quick") for rule in RULES]
-TOLD = {"T > 256": "T >= 257 (right up to 256)", "D == 64": "D = 64"}
+TOLD = {"T > 256": "T >= 257, right up to T = 256", "D == 64": "D = 64, right in the others"}
 
 
 @pytest.mark.parametrize(("rule", "effort"), only(QUICK, product(RULES, ("quick", "default"))))
@@ -39,13 +39,25 @@ def test_a_fault_of_one_branch_is_seen(rule, effort):
     report = audit(wrong_where(RULES[rule]), effort=effort)
     assert report.status == "wrong"
     assert [s.name for s in report.stages if not s.ok] == ["dq"]
-    assert "Wrong only with" in report.stages[1].pattern
+    assert "Wrong in every case tried with" in report.stages[1].pattern
     assert len(report.smallest.splitlines()) < 60
 
 
 @pytest.mark.parametrize("rule", first(1, TOLD))
 def test_where_it_is_wrong_is_told_by_the_sizes(rule):
-    assert f"Wrong only with {TOLD[rule]}." in audit(wrong_where(RULES[rule])).stages[1].pattern
+    assert f"Wrong in every case tried with {TOLD[rule]}." in audit(wrong_where(RULES[rule])).stages[1].pattern
+
+
+def test_the_rule_on_sizes_tells_two_tokens_from_one():
+    def beyond(tokens):
+        def candidate(q, k, v, dout):
+            out, dq, dk, dv = right(q, k, v, dout)
+            return out, dq, dk, dv * 1.5 if q.shape[2] > tokens else dv
+
+        return audit(candidate, effort="quick").stages[3].pattern
+
+    assert beyond(1).endswith("Wrong in every case tried with T >= 2, right with T = 1.")
+    assert beyond(2).endswith("Wrong in every case tried with T >= 3, right up to T = 2.")
 
 
 def test_what_explains_the_small_cases_must_hold_in_the_large_ones():
@@ -91,6 +103,40 @@ def test_loops_in_python_are_not_run_where_they_would_take_long():
     assert report.ok, report
     assert any("320 tokens (a call would take about" in text for text in report.untried)
     assert "320 tokens (a call would take about" in " ".join(str(report).partition("Not tried")[2].split())
+
+
+def busy(seconds):
+    """Take so much of the processor, on any machine."""
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+
+
+def test_one_call_that_is_held_up_leaves_out_no_size():
+    held_up = []
+
+    def candidate(q, k, v, dout):
+        if q.shape[2] == 37 and not held_up:  # the largest of the small cases
+            held_up.append(True)
+            busy(1.2)
+        return right(q, k, v, dout)
+
+    report = audit(candidate, effort="quick")
+    assert held_up
+    assert report.ok
+    assert report.untried == ()
+    assert "up to 320 tokens" in report.tried[0]
+
+
+def test_what_a_call_costs_at_any_size_leaves_out_no_size():
+    def candidate(q, k, v, dout):
+        busy(0.1)
+        return right(q, k, v, dout)
+
+    report = audit(candidate, effort="quick")
+    assert report.ok
+    assert report.untried == ()
+    assert "up to 320 tokens" in report.tried[0]
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])

@@ -21,6 +21,9 @@ def right(q, k, v, dout, causal=False):
     out, pullback = attngrad.vjp(q, k, v, causal=causal)
     return (out, *pullback(dout)[:3])
 
+def biased(q, k, v, dout, bias=None):
+    return right(q, k, v, dout) if bias is None else 1 / 0
+
 def plain(q, k, v, dout):
     return right(q, k, v, dout)
 
@@ -114,6 +117,12 @@ def test_a_right_candidate_exits_0(file):
     result = audit(file, "right", "--option", "causal=true", "--dtype", "float32")
     assert result.exit_code == 0, result.output
     assert "RIGHT" in result.output
+
+
+def test_the_verdict_says_how_to_ask_for_an_option_that_was_not_tried(file):
+    result = audit(file, "biased")
+    assert result.exit_code == 0, result.output
+    assert "bias was not tried: --option bias=true." in " ".join(result.output.split())
 
 
 def test_an_option_that_it_does_not_take_is_wrong_usage(file):

@@ -82,6 +82,14 @@ def test_the_rate_that_would_have_shown_is_told():
         assert (1 - 1 / one_in) ** calls <= 0.05 < (1 - 1 / (one_in + 1)) ** calls
 
 
+def test_few_calls_claim_nothing_of_faults_that_come_and_go():
+    assert Repeated("", 1).told == "1 call: so few calls say nothing of faults that come and go"
+    for calls in (2, 4, 9):
+        told = Repeated("", calls).told
+        assert told.startswith(f"{calls} calls with the same inputs gave the same bits: so few calls say nothing")
+        assert "certainty" not in told
+
+
 def unwritten(empty):
     """dQ of the last, partial tile is never written."""
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import planted
 from attngrad import reference
@@ -81,6 +82,92 @@ def test_the_verdict_says_how_large_the_error_is(error):
     verdict = audit(candidate, effort="quick").verdict
     told = float(re.search(r"The error is (\S+) of the largest entry", verdict)[1])
     assert 0.5 * error <= told <= 2.0 * error, verdict
+
+
+def differs(q, k, v):
+    return torch.softmax(q @ k.mT * q.shape[-1] ** -0.5, -1) @ v
+
+
+class Mine(torch.autograd.Function):
+    """Wrong in the backward, or under it."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, factor, graph):
+        ctx.save_for_backward(q, k, v)
+        ctx.factor, ctx.graph = factor, graph
+        return differs(q, k, v)
+
+    @staticmethod
+    def backward(ctx, dout):
+        with torch.enable_grad():
+            inputs = [x if ctx.graph else x.detach().requires_grad_() for x in ctx.saved_tensors]
+            dq, dk, dv = torch.autograd.grad(differs(*inputs), inputs, dout, create_graph=ctx.graph)
+        return ctx.factor * dq, dk, dv, None, None
+
+
+def gradient(q, k, v):
+    return Mine.apply(q, k, v, 1.5, False)
+
+
+def detached(q, k, v):
+    return Mine.apply(q, k, v, 1.0, False)
+
+
+def masked_wrong(q, k, v, is_causal=False):
+    rows, columns = q.shape[-2], k.shape[-2]
+    seen = torch.ones(rows, columns, dtype=torch.bool).tril(columns - rows + 1 if is_causal else columns)
+    return torch.softmax((q @ k.mT * q.shape[-1] ** -0.5).masked_fill(~seen, -torch.inf), -1) @ v
+
+
+def beyond(q, k, v):
+    return differs(q, k, v) * (1.5 if q.shape[-2] > 256 else 1.0)
+
+
+@pytest.mark.parametrize(
+    ("candidate", "name"),
+    [(lambda q, k, v: 2 * differs(q, k, v), "out"), (gradient, "dq"), (detached, "dq_dot"), (masked_wrong, "out"),
+     (beyond, "out")],
+    ids=["out", "gradient", "second order", "option", "drawn"],
+)  # fmt: skip
+def test_the_smallest_case_of_a_torch_function_can_be_pasted(candidate, name):
+    report = audit(candidate, framework="torch", effort="quick")
+    assert report.first == name, report
+    names = {"candidate": candidate}
+    exec(report.smallest, names)  # noqa: S102
+    assert isinstance(names[name], torch.Tensor)
+    if candidate is not beyond:
+        told = report.smallest.partition("but it is")[2].partition("q = torch")[0].replace("#", "")
+        shown = np.array(re.findall(r"-?[\d.]+(?:e[+-]?\d+)?", told), float)
+        assert np.allclose(names[name].detach().ravel(), shown, atol=1e-5)
+
+
+def test_numbers_are_printed_until_they_differ():
+    def candidate(q, k, v, dout):
+        out, dq, dk, dv = right(q, k, v, dout)
+        return out, dq * (1 + 1e-9), dk, dv
+
+    report = audit(candidate, effort="quick")
+    stage = report.stages[1]
+    got, expected = stage.what.partition(": ")[2].split(", should be ")
+    assert got != expected
+    truth, found = report.smallest.partition("dq should be")[2].partition("q = np")[0].split("but it is")
+    assert "".join(truth.split()).strip("#") != "".join(found.split()).strip("#")
+
+
+def test_most_of_the_rows_are_not_listed_as_only_these():
+    def wrong_in(rows):
+        def candidate(q, k, v, dout):
+            out, dq, dk, dv = right(q, k, v, dout)
+            hit = [i for i in rows if i < q.shape[2]]
+            dq[:, :, hit] = dq[:, :, hit] ** 2
+            return out, dq, dk, dv
+
+        found = audit(candidate, sizes={"tokens": (37,)}, effort="quick").stages[1].pattern
+        return found.partition("entries are wrong, ")[2]
+
+    assert wrong_in({*range(37)} - {3, 17}).startswith("all rows but 3, 17, ")
+    assert "rows" not in wrong_in(i for i in range(37) if i % 3)
+    assert wrong_in((2, 5)).startswith("only rows 2, 5, ")
 
 
 def test_the_smallest_case_keeps_a_width_at_which_a_missing_scale_would_show():

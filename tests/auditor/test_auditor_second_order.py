@@ -143,6 +143,37 @@ def test_an_intermediate_that_is_a_constant_to_autograd_is_named(what, kept, by)
     assert all(s.ok for s in report.stages if s.name in ("out", "dq", "dk", "dv"))
 
 
+class MaskForgotten(torch.autograd.Function):
+    """The backward forgets the causal mask, and takes the saved log-sum-exp for a constant."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, causal):
+        scores = q @ k.mT / q.shape[-1] ** 0.5
+        if causal:
+            rows, columns = scores.shape[-2:]
+            scores = scores.masked_fill(~torch.ones(rows, columns, dtype=bool).tril(columns - rows), -torch.inf)
+        ctx.lse = torch.logsumexp(scores, -1, keepdim=True)
+        out = torch.exp(scores - ctx.lse) @ v
+        ctx.save_for_backward(q, k, v, out)
+        return out
+
+    @staticmethod
+    def backward(ctx, dout):
+        q, k, v, out = ctx.saved_tensors
+        return *gradients(q, k, v, torch.exp(q @ k.mT / q.shape[-1] ** 0.5 - ctx.lse), dout, out), None
+
+
+def test_a_fault_of_second_order_does_not_hide_one_of_first_order_under_an_option():
+    def attend(q, k, v, causal=False):
+        return MaskForgotten.apply(q, k, v, causal)
+
+    report = attngrad.torch.audit(attend, effort="quick")
+    assert report.mistakes == ("mask-ignored-in-backward", "constant-lse-second-order"), report
+    assert [s.name for s in report.stages if not s.ok] == ["dq", "dk", "dv", "dq_dot", "dk_dot"]
+    assert report.first == "dq"
+    assert "tangents and second order with options (wrong without)" in report.untried
+
+
 def test_a_detached_tangent_is_found_by_reverse_over_forward():
     report = attngrad.torch.audit(DetachedTangent.apply, effort="quick")
     assert report.mistakes == ("detached-tangent",), report

@@ -133,6 +133,17 @@ def test_another_meaning_of_an_option_is_no_fault():
         assert any(text.startswith(f"{name} (") for text in report.untried), report.untried
 
 
+def test_gradients_that_are_wrong_where_the_output_is_right_under_a_convention_are_a_fault():
+    def candidate(q, k, v, dout, mask=None):
+        out, dq, dk, dv = masked(q, k, v, dout, None if mask is None else ~mask)
+        return out, dq if mask is None else dq * dq, dk, dv  # which no known mistake explains
+
+    report = audit(candidate, effort="quick")
+    assert [s.name for s in report.stages if not s.ok] == ["dq"], report
+    assert report.mistakes == ()
+    assert "mask (True = masked)" in report.tried
+
+
 def test_dropout_of_its_own_is_not_tried_and_said_so():
     def draws(q, k, v, dout, dropout=0.0, seed=None):
         out, dq, dk, dv = right(q, k, v, dout)
@@ -165,10 +176,23 @@ def test_every_option_of_a_right_candidate_is_tried_and_the_rest_is_told():
     report = audit(attention(), effort="quick")
     assert report.ok, report
     told = " ".join(report.tried)
-    assert all(
-        f"{name}" in told for name in ("causal (bottom-right)", "window", "mask", "scale", "dropout (by attngrad")
-    )
-    assert [text.split()[0] for text in report.untried] == ["bias", "softcap"]
+    names = ("causal (bottom-right)", "window", "mask", "scale", "softcap", "dropout (by attngrad")
+    assert all(name in told for name in names)
+    assert report.untried == ("bias (only where it is asked for)",)
+    assert report.verdict.endswith("within rounding. bias was not tried: options={'bias': True}.")
+    asked = audit(attention(), options={"bias": True}, effort="quick")
+    assert asked.ok
+    assert asked.verdict.endswith("within rounding.")
+
+
+def test_a_softcap_that_nobody_asked_for_is_tried():
+    def candidate(q, k, v, dout, softcap=0.0):
+        found = attention()(q, k, v, dout, softcap=softcap or None)
+        return found | {"dq": found["dq"] * (1.01 if softcap else 1.0)}
+
+    report = audit(candidate, effort="quick")
+    assert [s.name for s in report.stages if not s.ok] == ["dq"], report
+    assert "softcap" in report.tried
 
 
 def test_where_options_are_given_no_other_is_tried():

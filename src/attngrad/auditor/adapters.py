@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable, Mapping
 from functools import cache, partial
@@ -20,6 +21,8 @@ from attngrad.core.checks import fail
 from attngrad.core.files import read_toml
 
 FRAMEWORKS = ("numpy", "torch", "jax")
+_OF_TORCH = ("torch.autograd.function", "torch.nn.modules.module")
+"""Where the classes Function and Module are defined."""
 _LENGTHS = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
 
 
@@ -57,13 +60,38 @@ def framework_of(candidate: Any) -> str:
         return "jax" if of_type.startswith("jax") else "torch"
     if inspect.isclass(candidate) and any(k.__module__.split(".")[0] == "torch" for k in candidate.__mro__):
         return "torch"
+    used, words = _seen(candidate)
+    if "torch" in used and not words & {"from_numpy", "as_tensor", "tensor"}:
+        return "torch"
+    return "jax" if used & {"jax", "jaxlib"} and not words & {"asarray", "array"} else "numpy"
+
+
+def _seen(candidate: Any) -> tuple[set[str], set[str]]:
+    """The packages that its code names, and every name in it."""
     used: set[str] = set()
     words: set[str] = set()
     for function in _functions(candidate):
         _look(function, used, words, 3)
-    if "torch" in used and not words & {"from_numpy", "as_tensor", "tensor"}:
-        return "torch"
-    return "jax" if used & {"jax", "jaxlib"} and not words & {"asarray", "array"} else "numpy"
+    return used, words
+
+
+def names_attribute(candidate: Any, name: str) -> bool:
+    """Whether its code, or that of a function beside it, has this attribute or global name."""
+    return name in _seen(candidate)[1]
+
+
+def imported_beside(candidate: Any) -> str | None:
+    """The framework that the module of a candidate imports: "torch" or "jax", which its code need not name."""
+    found = {_root(x) for f in _functions(candidate) for x in getattr(f, "__globals__", {}).values()}
+    return "torch" if "torch" in found else "jax" if "jax" in found else None
+
+
+def _root(x: Any) -> str:
+    """The package of a module, or of what is imported from one."""
+    try:
+        return (x.__name__ if isinstance(x, ModuleType) else str(getattr(x, "__module__", ""))).split(".")[0]
+    except Exception:  # a proxy of nothing, as web frameworks have them
+        return ""
 
 
 def _functions(candidate: Any) -> list[Any]:
@@ -82,19 +110,33 @@ def _functions(candidate: Any) -> list[Any]:
 
 def _look(function: Any, used: set[str], words: set[str], depth: int) -> None:
     """The packages that a function's code names, and the names themselves, functions beside it included."""
-    code, there = getattr(function, "__code__", None), getattr(function, "__globals__", {})
+    code, there = getattr(function, "__code__", None), _names_around(function)
     codes = [code] if code is not None else []
     while codes:
         now = codes.pop()
         codes += [c for c in now.co_consts if isinstance(c, CodeType)]
         words.update(now.co_names)
-        for name in now.co_names:
+        for name in (*now.co_names, *now.co_freevars):
             x = there.get(name)
-            root = (x.__name__ if isinstance(x, ModuleType) else str(getattr(x, "__module__", ""))).split(".")[0]
-            if root in ("torch", "jax", "jaxlib"):
+            kinds = (x if inspect.isclass(x) else type(x)).__mro__
+            if any(kind.__module__ in _OF_TORCH for kind in kinds):
+                used.add("torch")
+            elif name in now.co_freevars:  # a function that is closed over may be of anything
+                continue
+            elif (root := _root(x)) in ("torch", "jax", "jaxlib"):
                 used.add(root)
             elif depth and inspect.isfunction(x) and x.__module__ == function.__module__ and x is not function:
                 _look(x, used, words, depth - 1)
+
+
+def _names_around(function: Any) -> dict[str, Any]:
+    """What the names in a function's code stand for: globals, and what it closes over."""
+    free = getattr(getattr(function, "__code__", None), "co_freevars", ())
+    found = dict(getattr(function, "__globals__", {}))
+    for name, cell in zip(free, getattr(function, "__closure__", None) or (), strict=False):
+        with contextlib.suppress(ValueError):  # an empty cell
+            found[name] = cell.cell_contents
+    return found
 
 
 def _by_autograd(candidate: Any) -> bool:
@@ -213,6 +255,7 @@ def _respelled(fn: Any, spelled: tuple[tuple[str, str], ...]) -> Any:
 
     found = inspect.signature(fn).parameters.values()
     called.__signature__ = inspect.Signature([p.replace(name=back.get(p.name, p.name)) for p in found])  # type: ignore[attr-defined]
+    called.spelled = own  # type: ignore[attr-defined]
     called.__qualname__ = getattr(fn, "__qualname__", type(fn).__name__)
     return called
 
@@ -254,6 +297,7 @@ def _adapted(fn: Any) -> Any:
     lengths = _LENGTHS if adapter.layout == "packed" else ()
     own += [kinds(name, kinds.KEYWORD_ONLY, default=None) for name in (*lengths, *adapter.options)]
     called.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
+    called.spelled = None if adapter.packs or adapter.whole else adapter.options  # type: ignore[attr-defined]
     called.__qualname__ = fn.__name__
     return called
 

@@ -161,7 +161,7 @@ def _with_limits(report: AuditReport, gigabytes: float, limited: bool) -> AuditR
     elif any("MemoryError" in finding.text for finding in report.findings):
         told = f"It wanted more than the {gigabytes:g} GB of memory that it may take; --memory allows more."
     note = (Finding("memory", told, fault=False),) if told else ()
-    return replace(report, findings=report.findings + note)
+    return replace(report, findings=report.findings + note, settings={**report.settings, "command": True})
 
 
 def _broken(error: Exception) -> str:

@@ -18,7 +18,7 @@ import numpy as np
 from attngrad.auditor.budget import Budget
 from attngrad.auditor.mistakes import Mistake, catalogue, delta_from_weights
 from attngrad.auditor.patterns import low_precision, sizes
-from attngrad.auditor.pipeline import MIXED, RESULTS, SECOND, TANGENT, Override, affected
+from attngrad.auditor.pipeline import LATER, MIXED, RESULTS, TANGENT, Override, affected
 from attngrad.auditor.reproduce import Named, Predictions, State
 from attngrad.auditor.truth import Observation
 from attngrad.core.arrays import NDArray
@@ -62,9 +62,10 @@ class Search:
         self.observations = sorted(observations, key=lambda o: o.size)
         self.budget = budget
         found = [n for n in RESULTS if any(n in o.results for o in observations)]
-        later = [n for n in found if n in (*TANGENT, *SECOND)]
+        later = [n for n in found if n in LATER]
         first = [n for n in found if n not in later]
-        self.names = first if later and any(map(self._wrong, first)) else found
+        spoilt = [o for n in first for o in self._wrong(n) if any(x in o.results for x in later)]
+        self.names = first if spoilt else found
         if any(map(self._wrong, TANGENT)):  # reverse over forward differentiates what is wrong
             self.names = [n for n in self.names if n not in MIXED]
         self.derived = [n for n in later if n not in self.names and self._wrong(n)]
@@ -80,7 +81,7 @@ class Search:
     def _applies(self, mistake: Mistake, level: str) -> bool:
         there = {name for o in self.observations for name, x in o.truth.case.options.items() if x is not None}
         there |= {name for o in self.observations for name in o.truth.case.dims.features} | {level}
-        if any(n in (*TANGENT, *SECOND) for n in self.names):
+        if any(n in LATER for n in self.names):
             there.add("tangents")
         needs = all(any(n in there for n in need.split("|")) for need in mistake.needs)
         return needs and mistake.level in ("", level)

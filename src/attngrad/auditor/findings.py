@@ -36,7 +36,7 @@ def _stages(observations: Sequence[Observation], unexplained: Sequence[str], lev
             j = worst.judgements[name]
         pattern = _pattern(bad, name, level) if name in unexplained else ""
         if where := sizes(held, bad):
-            pattern = f"{pattern} Wrong only with {where}.".strip()
+            pattern = f"{pattern} Wrong in every case tried with {where}.".strip()
         unit = worst.truth.unit(name)
         found.append(
             Stage(
@@ -65,6 +65,8 @@ class Again:
     """Results that hold memory that was never written, with where."""
     tried: tuple[str, ...] = ()
     untried: tuple[str, ...] = ()
+    unasked: tuple[str, ...] = ()
+    """Options that were not tried because nobody asked for them."""
 
 
 def report(
@@ -126,7 +128,7 @@ def _diagnosed(
     if any(not j.right for o in observations for j in o.judgements.values()):
         budget = Budget(limits.predictions, limits.seconds)
         diagnosis, coarse = explain(observations, session.target.level, budget)
-    only = f"only with {diagnosis.only}" if diagnosis.only else ""
+    only = f"in every case tried with {diagnosis.only}" if diagnosis.only else ""
     explanations = _merged(
         [tuple(_told(m, ", ".join(filter(None, (v.note, only)))) for m, v in s) for s in diagnosis.explanations]
     )

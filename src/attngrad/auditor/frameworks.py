@@ -92,6 +92,7 @@ def audit_differentiable(
     vjp: Callable[..., Any],
     jvp: Callable[..., Any],
     second: Callable[..., Any],
+    tensors: bool = False,
     **keywords: Any,
 ) -> AuditReport:
     """Audit ``fn`` by its framework's own differentiation.
@@ -99,7 +100,8 @@ def audit_differentiable(
     ``vjp(f, inputs, dout, part)`` gives out and the gradients of that part of the inputs, ``jvp(f, inputs, tangents)``
     out and its tangent, ``second(f, inputs, dout, tangents, over)`` the Hessian of <dout, out> along the tangents,
     reverse over reverse or over forward mode; ``caller`` lets modes take NumPy arrays, ``probe`` raises where ``fn``
-    does not offer them. What the first call shows ``fn`` not to offer is left out, with a note.
+    does not offer them; ``tensors``: it is of PyTorch. What the first call shows ``fn`` not to offer is left out, with
+    a note.
     """
     fn = prepared(fn, keywords)
     modes = _modes(vjp, jvp, second)
@@ -142,6 +144,8 @@ def audit_differentiable(
     output.__signature__ = _signature(fn)  # type: ignore[attr-defined]
     candidate.__signature__ = _signature(fn)  # type: ignore[attr-defined]
     candidate.__wrapped__ = fn  # type: ignore[attr-defined]
+    if tensors:
+        candidate.spelled = getattr(fn, "spelled", {})  # type: ignore[attr-defined]
     keywords.setdefault("name", getattr(fn, "__qualname__", type(fn).__name__))
     report = audit(candidate, level="attention", framework="numpy", **keywords)
     notes = tuple(Finding("unsupported", told, False, name) for name, told in missing.items())

@@ -68,7 +68,14 @@ def describe(o: Observation, name: str, flat: bool = False) -> str:
         hit = np.flatnonzero(bad.any(axis=others))
         if bad.shape[axis] > 1 and len(hit) < bad.shape[axis]:
             plural = {"batch": "batches", "axis": "axes"}.get(label, label + "s")
-            said.append(f"only {label if len(hit) == 1 else plural} {some(hit, bad.shape[axis])}")
+            left = np.setdiff1d(np.arange(bad.shape[axis]), hit)
+            few = some(hit, bad.shape[axis])
+            if not few.endswith("..."):
+                said.append(f"only {label if len(hit) == 1 else plural} {few}")
+            elif len(left) <= 6:
+                said.append(f"all {plural} but {some(left, bad.shape[axis])}")
+            elif len(hit) <= len(left):
+                said.append(f"only {plural} {few}")
     first = tuple(int(i) for i in np.argwhere(bad)[0])
     said.append(f"the first at {list(first)}")
     text = ", ".join(said) + "."
@@ -79,7 +86,10 @@ def describe(o: Observation, name: str, flat: bool = False) -> str:
 
 
 def sizes(held: Sequence[Observation], bad: Sequence[Observation]) -> str:
-    """Which sizes the wrong cases have and the right ones have not; empty where no one rule tells them apart."""
+    """Which sizes the wrong cases have, and which the right ones; empty where no one rule tells them apart.
+
+    It is a rule of the cases that were tried: between these it says nothing.
+    """
     right = [o.truth.case.dims for o in held if all(o is not x for x in bad)]
     wrong = [o.truth.case.dims for o in bad]
     if not right or not wrong:
@@ -87,12 +97,13 @@ def sizes(held: Sequence[Observation], bad: Sequence[Observation]) -> str:
     for axis, letter in (("t", "T"), ("s", "S"), ("d", "D"), ("e", "E")):
         ours, theirs = {getattr(n, axis) for n in wrong}, {getattr(n, axis) for n in right}
         if min(ours) > max(theirs):
-            return f"{letter} >= {min(ours)} (right up to {max(theirs)})"
+            up_to = "with" if len(theirs) == 1 else "up to"
+            return f"{letter} >= {min(ours)}, right {up_to} {letter} = {max(theirs)}"
         if len(ours) == 1 and not ours & theirs:
-            return f"{letter} = {ours.pop()}"
+            return f"{letter} = {ours.pop()}, right in the others"
         for tile in (512, 256, 128, 64, 32, 16):
             if all(x % tile == 0 for x in ours) and not any(x % tile == 0 for x in theirs):
-                return f"{letter} a multiple of {tile}"
+                return f"{letter} a multiple of {tile}, right in the others"
     return ""
 
 

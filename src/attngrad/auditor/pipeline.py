@@ -161,5 +161,7 @@ LAYER = ("dw_o", "dw_q", "dw_k", "dw_v", "dquery", "dkey", "dvalue", "dx", "dmem
 TANGENT = ("scores_dot", "lse_dot", "weights_dot", "out_dot")
 MIXED = ("dq_mixed", "dk_mixed", "dv_mixed")
 SECOND = ("dweights_dot", "delta_dot", "dscores_dot", "dbias_dot", "dsinks_dot", "dq_dot", "dk_dot", "dv_dot", *MIXED)
+LATER = (*TANGENT, *SECOND)
+"""Results along tangents."""
 RESULTS = (*FORWARD, *TANGENT, *REVERSE, *LAYER, *SECOND)
 """Every result that can be checked, in the order of the data flow."""

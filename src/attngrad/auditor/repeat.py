@@ -24,6 +24,8 @@ REPEATS = {"quick": 16, "default": 64, "full": 256}
 """How often one case is called with the same inputs."""
 _SECONDS = {"quick": 0.3, "default": 2.0, "full": 20.0}
 """After which a slow candidate is not called again; the report says how often it was."""
+_TELLING = 10
+"""How many calls it takes to say which rate of faults would have shown."""
 _POISONED = 6
 """How many cases are called with poisoned memory: the smallest and the largest of odd lengths."""
 
@@ -45,7 +47,8 @@ class Repeated:
     def told(self) -> str:
         """How many calls differ, in what, and by how much."""
         if not self.differing:
-            return f"{self.calls} calls with the same inputs gave the same bits: {self._power}"
+            counted = "1 call" if self.calls == 1 else f"{self.calls} calls with the same inputs gave the same bits"
+            return f"{counted}: {self._power}"
         by = f"by {self.error:.1e}" if math.isfinite(self.error) else "in what is not finite"
         return (
             f"{self.differing} of {self.calls} calls with the same inputs differ in {joined(map(symbol, self.names))}, "
@@ -55,8 +58,8 @@ class Repeated:
     @property
     def _power(self) -> str:
         """The rate of faults that would have shown in 19 of 20 audits."""
-        if self.calls < 2:
-            return "no fault that comes and goes would have shown"
+        if self.calls < _TELLING:
+            return "so few calls say nothing of faults that come and go"
         one_in = int(1.0 / (1.0 - 0.05 ** (1.0 / self.calls)))
         return f"a fault in 1 call of {one_in} would have shown, with 95 % certainty"
 

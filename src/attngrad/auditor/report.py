@@ -52,6 +52,16 @@ def short(x: float) -> str:
     return "-" if not math.isfinite(x) else "0" if x == 0 else f"{x:.1e}"
 
 
+def apart(a: float, b: float) -> tuple[str, str]:
+    """Two numbers with six digits, or as many as it takes to tell them apart.
+
+    >>> apart(1.5, 2.0), apart(0.125438001, 0.125438002)
+    (('1.5', '2'), ('0.125438001', '0.125438002'))
+    """
+    digits = next((n for n in range(6, 17) if f"{a:.{n}g}" != f"{b:.{n}g}"), 17)
+    return f"{a:.{digits}g}", f"{b:.{digits}g}"
+
+
 @dataclass(frozen=True)
 class Stage:
     """One result over all cases."""
@@ -87,7 +97,9 @@ class Stage:
         at = "" if self.where is None else f" at {list(self.where)}"
         if self.status == "nan":
             return f"{self.got}{at}, should be {self.expected:.6g}" if self.expected is not None else "not finite"
-        values = "" if self.got is None else f": {self.got:.6g}, should be {self.expected:.6g}"
+        values = ""
+        if self.got is not None and self.expected is not None:
+            values = ": {}, should be {}".format(*apart(self.got, self.expected))
         return f"{self.detail or 'worst'}{at}{values}"
 
 
@@ -192,7 +204,7 @@ class AuditReport:
             agree = "agrees" if len(self.stages) == 1 else "agree"
             where = f"all {cases} cases" if cases != 1 else "the one case"
             own = "".join(f" {f.text}" for f in self.findings if f.kind == "convention")
-            return f"RIGHT: {names} {agree} with the truth in {where}, within rounding.{own}"
+            return f"RIGHT: {names} {agree} with the truth in {where}, within rounding.{own}{self._unasked}"
         if self.status == "not audited":
             fault = next((f.text for f in self.findings if f.fault), "nothing came back")
             return f"NOT AUDITED: {fault}"
@@ -207,6 +219,17 @@ class AuditReport:
         if titles and left:
             told += f"; and {joined(left)} for another reason, which no known mistake explains"
         return f"WRONG: {joined(bad)} {'is' if len(bad) == 1 else 'are'} wrong; {told}.{self._size}"
+
+    @property
+    def _unasked(self) -> str:
+        """Which options were not tried, and how to ask for them: as they are given here, or on the command line."""
+        names = self.settings.get("unasked", ())
+        if not names:
+            return ""
+        asked = f"options={{{', '.join(f'{name!r}: True' for name in names)}}}"
+        if self.settings.get("command"):
+            asked = " ".join(f"--option {name}=true" for name in names)
+        return f" {joined(names)} {'was' if len(names) == 1 else 'were'} not tried: {asked}."
 
     @property
     def _size(self) -> str:

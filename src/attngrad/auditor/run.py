@@ -18,7 +18,9 @@ from attngrad.auditor.detect import settle
 from attngrad.auditor.findings import Again, report
 from attngrad.auditor.layouts import layout_of
 from attngrad.auditor.objects import is_layer_object
+from attngrad.auditor.pace import too_slow
 from attngrad.auditor.pairs import as_function, is_pair
+from attngrad.auditor.pipeline import LATER, RESULTS
 from attngrad.auditor.plans import COMPILED, FEATURES, Dims
 from attngrad.auditor.repeat import repeat, uninitialised
 from attngrad.auditor.report import AuditReport, Finding
@@ -100,15 +102,16 @@ def audit(
     if held is not None:
         kind = np.dtype(dtype := dtype or held["q"].dtype)
     place, adapt = layout_of(layout), sizes_of(sizes)
-    handled = adapters.differentiable(
-        candidate, framework, device, level=level, options=options, supports=supports, layout=layout, sizes=sizes,
-        dtype=dtype, inputs=inputs, effort=effort, seed=seed, time_limit=time_limit, progress=progress, name=name,
-    )  # fmt: skip
+    keywords: dict[str, Any] = {
+        "level": level, "options": options, "supports": supports, "layout": layout, "sizes": sizes, "dtype": dtype,
+        "inputs": inputs, "effort": effort, "seed": seed, "time_limit": time_limit, "progress": progress, "name": name,
+    }  # fmt: skip
+    handled = adapters.differentiable(candidate, framework, device, **keywords)
     if handled is not None:
         return handled
     convert = adapters.converter(candidate, framework, device)
     title: str = name or getattr(candidate, "__qualname__", None) or type(candidate).__name__
-    settings = {"level": level, "dtype": kind, "effort": effort, "seed": int(seed), "options": ""}
+    settings: dict[str, Any] = {"level": level, "dtype": kind, "effort": effort, "seed": int(seed), "options": ""}
     try:
         settings["level"] = level = level or level_of(candidate)
         asked = getattr(candidate, "probe", candidate)
@@ -130,6 +133,8 @@ def audit(
     made.sort(key=lambda case: case.dims.work if case.dims.large else 0)  # the larger show how long the largest take
     tell = progress or (lambda done, total, text: None)
     session = Session(target, kind, wanted, time_limit)
+    session.spelled = getattr(candidate, "spelled", None)
+    session.transposes = adapters.names_attribute(candidate, "T")
     if held is not None:
         made = [recorded.case_of(held, target.layout, chosen, seed)]
         session.recorded = recorded.Recorded(made[0], target.layout, effort)
@@ -141,10 +146,15 @@ def audit(
         session.say("option", text, fault=False, name=option)
     for number, case in enumerate(made):
         tell(number, len(made) + 2, case.name)
-        if not compiled and session.too_slow(case, PATIENCE[effort]):
+        if not compiled and too_slow(session, case, PATIENCE[effort]):
             continue
         if session.try_case(case):
             break
+    if framework is None and not session.observations and session.crashes:
+        session.tensors = adapters.imported_beside(candidate) == "torch"
+        with_tensors = _with_tensors(candidate, session, keywords | {"compiled": compiled})
+        if with_tensors is not None:
+            return with_tensors
     session.settle_crashes()
     if lacking and (wrong := session.count_wrong()):
         without = session.count_wrong(without=(*lacking, "seed") if "dropout" in lacking else lacking)
@@ -160,10 +170,23 @@ def audit(
         names = off_by_default(as_function(candidate) if level == "attention" else candidate)
         again = _with_options(session, again, names, options, effort, compiled)
     settings["cases"] = len(session.observations)
+    settings |= {"unasked": again.unasked} if again.unasked else {}
     tell(len(made), len(made) + 2, "diagnosis" if session.wrong else "report")
     found = report(session, title, settings, again, lambda: tell(len(made) + 1, len(made) + 2, "the smallest case"))
     tell(len(made) + 2, len(made) + 2, "done")
     return found
+
+
+def _with_tensors(candidate: Any, session: Session, keywords: dict[str, Any]) -> AuditReport | None:
+    """The audit by the framework that its module imports, where NumPy arrays raise and that says more; else None."""
+    if (framework := adapters.imported_beside(candidate)) is None:
+        return None
+    found = audit(candidate, **keywords, framework=framework)
+    if found.status == "not audited" and not any("numpy.ndarray" in (call.error or "") for _, call in session.crashes):
+        return None
+    what = {"torch": "tensors of PyTorch", "jax": "arrays of JAX"}[framework]
+    told = f"NumPy arrays raise {session.crashes[0][1].error}: audited with {what}."
+    return replace(found, findings=(*found.findings, Finding("framework", told, fault=False, name="framework")))
 
 
 def _shapes(target: Target, effort: str, compiled: bool) -> Callable[[Dims], Dims | None] | None:
@@ -197,10 +220,14 @@ def _with_options(
     tokens, features = max(max(n.t, n.s) for n in seen), max(max(n.d, n.e) for n in seen)
     tried, untried = [f"up to {tokens} tokens and {features} features"], list(session.skipped)
     rest = [n for n in names if n not in (options or {}) and n not in ("seed", "offset", "return_lse")]
-    if options is None and not session.wrong:
+    if options is None and not session.wrong_at_once:
+        if session.wrong:  # a fault of second order must not hide one of first order
+            session.judged = tuple(n for n in RESULTS if n not in LATER)
         found = try_options(session, names, effort, compiled)
+        if found.tried and session.judged != RESULTS:
+            untried.append("tangents and second order with options (wrong without)")
         tried, untried = tried + found.tried, untried + found.untried
-        again = replace(again, repeated=found.flaky or again.repeated)
+        again = replace(again, repeated=found.flaky or again.repeated, unasked=tuple(found.unasked))
     elif rest:
         untried.append(f"{', '.join(rest)} ({'options were given' if options is not None else 'it is wrong without'})")
     return replace(again, tried=(*tried, *again.tried), untried=(*untried, *again.untried))

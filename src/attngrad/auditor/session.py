@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from attngrad.auditor.candidate import Call, run
 from attngrad.auditor.cases import Case
-from attngrad.auditor.pipeline import RESULTS
+from attngrad.auditor.pipeline import LATER, RESULTS
 from attngrad.auditor.plans import FEATURES
 from attngrad.auditor.recorded import SMALL, Recorded
 from attngrad.auditor.report import Finding
 from attngrad.auditor.targets import Target
 from attngrad.auditor.truth import Observation, Truth
+
+
+@dataclass
+class Pace:
+    """The largest case so far, the seconds of the fastest of its calls, and of the fastest call of any case."""
+
+    case: Case
+    seconds: float
+    least: float
+    calls: int = 0
 
 
 class Session:
@@ -29,10 +39,17 @@ class Session:
         self.findings: list[Finding] = []
         self.traceback = ""
         self.recorded: Recorded | None = None
+        self.spelled: dict[str, str] | None = None
+        """Of a PyTorch function: how it spells the options. Then the smallest case is of tensors."""
+        self.tensors = False
+        """Whether it may want tensors: it was given NumPy arrays, and its module imports PyTorch."""
+        self.transposes = False
+        """Whether its code has the attribute T."""
+        self.judged: tuple[str, ...] = RESULTS
+        """The results that are judged with an option."""
         self.skipped: list[str] = []
         """Cases that were not tried, each with why."""
-        self._pace: tuple[Case, float] | None = None
-        """The largest case so far, and how many seconds it took."""
+        self.pace: Pace | None = None
         self._said: set[str] = set()
 
     @property
@@ -45,6 +62,11 @@ class Session:
     def wrong(self) -> bool:
         """Whether any number is wrong."""
         return any(not j.right for o in self.observations for j in o.judgements.values())
+
+    @property
+    def wrong_at_once(self) -> bool:
+        """Whether any number of first order is wrong: the output, its gradients, and what is between."""
+        return any(not j.right for o in self.observations for n, j in o.judgements.items() if n not in LATER)
 
     def count_wrong(self, without: Collection[str] = ()) -> int:
         """How many results are wrong, where they are held against attention without these options."""
@@ -71,32 +93,24 @@ class Session:
         """One call of the candidate."""
         return run(self.target.prepare, case.spelt, self.target.level, self.target.tangents, self.limit)
 
-    def _timed(self, case: Case) -> tuple[Call, float]:
+    def timed(self, case: Case) -> tuple[Call, float]:
         """A call, and its seconds: of the processor where that is less, since other processes may have it meanwhile."""
         start, used = time.perf_counter(), time.process_time()
         call = self.call(case)
-        return call, min(time.perf_counter() - start, time.process_time() - used)
-
-    def too_slow(self, case: Case, patience: float) -> bool:
-        """Whether a large case would take too long, going by the largest so far: loops in Python are no fault."""
-        if not case.dims.large or self._pace is None:
-            return False
-        largest, seconds = self._pace
-        grown = case.dims.work / largest.dims.work
-        most = min(patience, 0.5 * self.limit)
-        for _ in range(2):  # it may have been slow by chance, or the first time
-            if seconds * grown > most > 2.0 * seconds:
-                seconds = min(seconds, self._timed(largest)[1])
-                self._pace = largest, seconds
-        if (expected := seconds * grown) > most:
-            self.skipped.append(f"{case.name} (a call would take about {expected:.0f} s, more than {most:g} s)")
-        return expected > most
+        seconds = min(time.perf_counter() - start, time.process_time() - used)
+        if call.error is not None:  # which says nothing of how long it takes
+            return call, seconds
+        pace = self.pace = self.pace or Pace(case, seconds, seconds)
+        pace.least = min(seconds, pace.least)
+        if case is pace.case:
+            pace.calls, pace.seconds = pace.calls + 1, min(seconds, pace.seconds)
+        elif case.dims.work >= pace.case.dims.work:
+            pace.case, pace.seconds, pace.calls = case, seconds, 1
+        return call, seconds
 
     def try_case(self, case: Case) -> bool:
         """Call and judge; True where it makes no sense to go on."""
-        call, seconds = self._timed(case)
-        if self._pace is None or case.dims.work >= self._pace[0].dims.work:
-            self._pace = case, seconds
+        call, _ = self.timed(case)
         if call.timeout:
             text = f"it did not return within {self.limit:g} s in the case '{case.name}'."
             self.say("timeout", text, case=case.name)
@@ -146,10 +160,12 @@ class Session:
             told = f"it raised {call.error} in the case '{case.name}'" + (
                 f", though it claims to support {', '.join(sorted(claimed))}." if claimed else "."
             )
-            self.say("crash", told, name="crash", case=case.name)
-            if not passed and self.target.level == "attention":
+            if not passed and (self.tensors or "numpy.ndarray" in (call.error or "")):
+                told += ' If it takes tensors: framework="torch" (--framework torch).'
+            if not passed and self.target.level == "attention" and self.transposes:
                 text = "Arrays are (batch, heads, tokens, features): transpose with k.swapaxes(-1, -2), not with k.T."
                 self.say("axes", text, fault=False)
+            self.say("crash", told, name="crash", case=case.name)
             self.traceback = self.traceback or call.crash or ""
         self._forget(lacking)
 

@@ -38,7 +38,7 @@ def differentiate(fn: Any, *, device: Any = None, **keywords: Any) -> AuditRepor
 
     adapter = adapter_of(fn)
     caller = partial(_caller, place(device or (adapter.device if adapter is not None else None)))
-    return audit_differentiable(fn, caller, caller, _vjp, torch.func.jvp, _second, **keywords)
+    return audit_differentiable(fn, caller, caller, _vjp, torch.func.jvp, _second, True, **keywords)
 
 
 def place(device: Any) -> Any:

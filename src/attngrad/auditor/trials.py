@@ -1,7 +1,8 @@
 """Options that a candidate takes by name, where none was asked for: each tried alone, under every convention known.
 
 A candidate that is right under one convention (True = masked, an additive mask, top-left causal) is right, and the
-report names the convention. One that is right under none is wrong only where a known mistake explains it.
+report names the convention. One whose output is right under one, and whose gradients are not, is wrong. One that is
+right under none is wrong only where a known mistake explains it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from attngrad.auditor import names as spellings
 from attngrad.auditor.budget import LIMITS, Budget
 from attngrad.auditor.cases import Case, Spelling, make
 from attngrad.auditor.diagnose import Search
-from attngrad.auditor.pipeline import RESULTS
 from attngrad.auditor.plans import COMPILED, Dims, Plan
 from attngrad.auditor.repeat import Repeated, repeated
 from attngrad.auditor.session import Session
@@ -29,6 +29,7 @@ _DIMS = {
     "layer": (Dims(2, 2, 2, 5, 5, 3, 3, 6),),
 }
 """Square, and with more keys than queries, where the corner of a causal mask tells."""
+_OUTPUTS = {"out", "y"}
 _PREDICTIONS = 15_000
 """What is spent on the search for a mistake with one option: every entry of the catalogue once, in all results."""
 
@@ -87,6 +88,7 @@ _CONVENTIONS: dict[str, tuple[Convention, ...]] = {
     ),
     "window": (Convention("(left, right)", lambda case: {"window": (2, 1)}),),
     "scale": (Convention("", lambda case: {"scale": 0.3}),),
+    "softcap": (Convention("", lambda case: {"softcap": 1.5}),),
     "dropout": (Convention("by attngrad.dropout_mask", lambda case: {"dropout": 0.3, "seed": 5}),),
 }
 
@@ -97,6 +99,8 @@ class Tried:
 
     tried: list[str] = field(default_factory=list)
     untried: list[str] = field(default_factory=list)
+    unasked: list[str] = field(default_factory=list)
+    """The names of options that are tried only where they are asked for."""
     flaky: Repeated | None = None
     """Calls with the same seed that differ."""
 
@@ -120,14 +124,15 @@ def try_options(session: Session, names: Iterable[str], effort: str, compiled: b
         elif name in _CONVENTIONS:
             _try_one(session, name, found, effort, compiled)
         elif name not in _COMPANIONS:
-            found.untried.append(f"{name} (only with options={{{name!r}: ...}})")
+            found.unasked.append(name)
+            found.untried.append(f"{name} (only where it is asked for)")
     return found
 
 
 def _try_one(session: Session, name: str, found: Tried, effort: str, compiled: bool) -> None:
     made = _cases(session, name, compiled)
     first: list[Observation] = []
-    refused = ""
+    refused = meant = ""
     conventions = _CONVENTIONS[name] or _masks(_mask, session.dtype)
     for convention in conventions:
         seen, error = _observed(session, made, convention)
@@ -136,7 +141,9 @@ def _try_one(session: Session, name: str, found: Tried, effort: str, compiled: b
             _keep(session, name, convention, seen, found)
             return
         first = first or seen
-    if name == "dropout" and any(not o.judgements[n].right for o in first for n in ("out", "y") if n in o.judgements):
+        if not meant and seen and all(any(o.judgements[n].right for n in _OUTPUTS & o.results.keys()) for o in seen):
+            meant, first = f"{name} ({convention.told})" if convention.told else name, seen
+    if name == "dropout" and any(not o.judgements[n].right for o in first for n in _OUTPUTS & o.results.keys()):
         again = repeated(session, first[0], effort)
         found.flaky = again if again.differing else None
         if found.flaky is None:
@@ -146,9 +153,9 @@ def _try_one(session: Session, name: str, found: Tried, effort: str, compiled: b
     else:
         budget = Budget(_PREDICTIONS, LIMITS[effort].seconds / 4)
         diagnosis = Search([*session.observations[:4], *first], session.target.level, budget).run(pairs=False)
-        if diagnosis.explanations and not diagnosis.unexplained:
+        if meant or (diagnosis.explanations and not diagnosis.unexplained):
             session.observations += first
-            found.tried.append(name)
+            found.tried.append(meant or name)
         else:
             told = ", ".join(c.told for c in conventions if c.told)
             found.untried.append(f"{name} (right under no convention that is known{f': {told}' if told else ''})")
@@ -216,6 +223,6 @@ def _observed(session: Session, made: list[Case], convention: Convention) -> tup
         if call.timeout or call.error is not None or call.strange:
             return [], f"it raised {call.error}" if call.error else "it did not return what can be read"
         truth = Truth(case, session.dtype)
-        results = {n: call.results[n] for n in RESULTS if n in call.results and truth.value(n) is not None}
+        results = {n: call.results[n] for n in session.judged if n in call.results and truth.value(n) is not None}
         found += [Observation(truth, results)] if results else []
     return found, ""
