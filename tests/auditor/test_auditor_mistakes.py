@@ -99,9 +99,12 @@ def test_pairs_of_mistakes_are_named_a_sample():
 def test_pairs_of_mistakes_are_all_detected_and_four_of_five_named():
     pairs = planted.pairs()
     assert len(pairs) > 1000
-    found = [named(pair) for pair in pairs]
-    assert all(detected for detected, _ in found)
-    assert np.mean([whole for _, whole in found]) >= 0.8
+    found = {pair: named(pair) for pair in pairs}
+    missed = [pair for pair, (detected, _) in found.items() if not detected]
+    partly = [pair for pair, (_, whole) in found.items() if not whole]
+    print(f"{len(pairs)} pairs, {len(missed)} not detected, {len(partly)} not named in full: {partly}")  # with -rP
+    assert missed == []
+    assert len(partly) <= 0.2 * len(pairs), partly
 
 
 def test_three_mistakes_in_results_that_follow_each_other_are_named():
