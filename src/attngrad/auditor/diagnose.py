@@ -61,6 +61,8 @@ class Search:
     ) -> None:
         self.observations = sorted(observations, key=lambda o: o.size)
         self.budget = budget
+        self._wrong_cases: dict[str, list[Observation]] = {}
+        self._shown_cases: dict[str, list[Observation]] = {}
         found = [n for n in RESULTS if any(n in o.results for o in observations)]
         later = [n for n in found if n in (*TANGENT, *SECOND)]
         first = [n for n in found if n not in later]
@@ -128,7 +130,21 @@ class Search:
         return Diagnosis(found, tuple(unexplained), self.budget.cut, derived=tuple(derived))
 
     def _wrong(self, name: str) -> list[Observation]:
-        return [o for o in self.observations if name in o.judgements and not o.judgements[name].right]
+        if name not in self._wrong_cases:
+            found = [o for o in self.observations if name in o.judgements and not o.judgements[name].right]
+            self._wrong_cases[name] = found
+        return self._wrong_cases[name]
+
+    def _shown(self, name: str) -> list[Observation]:
+        """A few small cases where a result is wrong, one of each kind among them, and a long one."""
+        if name not in self._shown_cases:
+            wrong = self._wrong(name)
+            wrong = [o for o in wrong if not o.truth.case.dims.large] or wrong[:1]  # a large one costs a thousand small
+            kinds = {o.truth.case.dims.features: o for o in reversed(wrong)}  # a small one of each
+            long = [o for o in wrong if o.truth.case.dims.t > 32][:1]
+            chosen = {id(o): o for o in [*wrong[:5], *kinds.values(), *long]}
+            self._shown_cases[name] = list(chosen.values())
+        return self._shown_cases[name]
 
     def _explain(self, states: list[State], names: Sequence[str]) -> list[State]:
         """The states that reproduce ``names``: as they are, or with one mistake more, or two."""
@@ -181,13 +197,9 @@ class Search:
             return False
         key = ("changes", id(n[1]), name, *(id(v) for _, v in state))
         if key not in self._verdicts:
-            wrong = self._wrong(name)
-            wrong = [o for o in wrong if not o.truth.case.dims.large] or wrong[:1]  # a large one costs a thousand small
-            kinds = {o.truth.case.dims.features: o for o in reversed(wrong)}  # a small one of each
-            long = [o for o in wrong if o.truth.case.dims.t > 32][:1]
             self._verdicts[key] = not self.budget.over and any(
                 not _same(self.predictions.predict((*state, n), o, name), self.predictions.predict(state, o, name))
-                for o in [*wrong[:5], *kinds.values(), *long]
+                for o in self._shown(name)
             )
         return self._verdicts[key]
 
