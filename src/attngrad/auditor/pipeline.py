@@ -30,9 +30,10 @@ INPUTS |= {f"{name}_dot" for name in CASE_INPUTS["attention"]}
 """What a case gives, of attention or of the layer."""
 OPTIONAL = frozenset(OPTION_NAMES) - {"return_lse"} | {
     *("dlse", "bias_dot", "sinks_dot", "dlse_dot"),
-    *("fitted", "candidate_dtype"),
+    *("by_sequence", "fitted", "candidate_dtype"),
 }
-"""What is None where it was not given: options, cotangents, tangents, and what ``diagnose`` knows of the candidate."""
+"""What is None where it was not given: options, cotangents, tangents, whether causal and window count within each
+sequence of those end to end, and what ``diagnose`` knows of the candidate."""
 
 
 _KNOWN = frozenset((*_STEPS, *INPUTS, *OPTIONAL))
