@@ -36,13 +36,14 @@ OPTIONAL = frozenset(OPTION_NAMES) - {"return_lse"} | {
 sequence of those end to end, and what ``diagnose`` knows of the candidate."""
 
 
-_KNOWN = frozenset((*_STEPS, *INPUTS, *OPTIONAL))
+NAMES = frozenset((*_STEPS, *INPUTS, *OPTIONAL))
+"""Whatever a pipeline can be asked for."""
 
 
 def check_name(name: str) -> None:
     """An AttributeError with the nearest name, where no pipeline has this one."""
-    if name not in _KNOWN:
-        near = difflib.get_close_matches(name, sorted(_KNOWN), n=1, cutoff=0.0)
+    if name not in NAMES:
+        near = difflib.get_close_matches(name, sorted(NAMES), n=1, cutoff=0.0)
         raise AttributeError(f"Pipeline: there is no step, input or option {name!r}. Did you mean {near[0]!r}?")
 
 
