@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import permutations
+from itertools import permutations, repeat
 from typing import Any
 
 import numpy as np
@@ -183,7 +183,10 @@ class Search:
             return True
         wrong = self._wrong(name)
         small = [o for o in wrong if not o.truth.case.dims.large]
-        shown = [self.predictions.predict(state, o, name) for o in (small if len(small) > 1 else wrong)]
+        looked_at = small if len(small) > 1 else wrong
+        shown = [self.predictions.predict(state, o, name) for o in looked_at]
+        if any(v.wild for _, v in state) and not any(map(_stale, looked_at, shown, repeat(name))):
+            return False
         closed = [0.0 if predicted is None else float(np.mean(~np.isnan(predicted))) for predicted in shown]
         return sum(c > 0.3 for c in closed) >= 2 or (bool(closed) and "overflow" in state[-1][0].id)
 
@@ -220,6 +223,15 @@ class Search:
         if len(steps) == len(set(steps)):
             return [taken]
         return list(permutations(taken))
+
+
+def _stale(o: Observation, predicted: NDArray | None, name: str) -> bool:
+    """Whether what a mistake leaves open may be anything: memory that was never written is not nearly right."""
+    actual, truth = o.results[name].astype(float), o.truth.expected(name).astype(float)
+    if predicted is None or not predicted.shape == actual.shape == truth.shape:
+        return True
+    left = np.isnan(predicted)
+    return bool(left.any()) and not float(np.max(np.abs(actual - truth)[left])) < 1e-2 * o.truth.unit(name)
 
 
 def _same(a: NDArray | None, b: NDArray | None) -> bool:
