@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from attngrad.auditor.budget import Budget
-from attngrad.auditor.mistakes import Mistake, Variant, catalogue, delta_from_weights
+from attngrad.auditor.mistakes import Mistake, catalogue, delta_from_weights
 from attngrad.auditor.patterns import low_precision, sizes
 from attngrad.auditor.pipeline import MIXED, RESULTS, SECOND, TANGENT, Override, affected
 from attngrad.auditor.reproduce import Named, Predictions, State
@@ -72,7 +72,10 @@ class Search:
         self.derived = [n for n in later if n not in self.names and self._wrong(n)]
         longest = max((max(o.truth.case.dims.t, o.truth.case.dims.s) for o in observations), default=0)
         known = [m for m in catalogue() if self._applies(m, level)]
-        self.named = [(m, v) for m in known for v in m.variants if v.beyond < longest and self._has_room(v)]
+        least, most = self._room()
+        self.named = [
+            (m, v) for m in known for v in m.variants if v.beyond < longest and (not v.rare or least <= v.beyond < most)
+        ]
         self.pairs = True
         self.unexplained: list[str] = []
         """What no state has explained so far."""
@@ -87,14 +90,12 @@ class Search:
         needs = all(any(n in there for n in need.split("|")) for need in mistake.needs)
         return needs and mistake.level in ("", level)
 
-    def _has_room(self, variant: Variant) -> bool:
-        """Whether what is wrong is longer than a variant reaches, and what is right is not: asked of rare ones."""
-        if not variant.rare:
-            return True
+    def _room(self) -> tuple[int, int]:
+        """The length up to which cases are right, and the shortest that is wrong: a rare tile must lie between."""
         wrong = [o for o in self.observations if not all(j.right for j in o.judgements.values())]
-        right = [o.truth.case.dims for o in self.observations if all(j.right for j in o.judgements.values())]
-        longer = all(max(o.truth.case.dims.t, o.truth.case.dims.s) > variant.beyond for o in wrong)
-        return longer and all(min(n.t, n.s) <= variant.beyond for n in right)
+        right = [o.truth.case.dims for o in self.observations if all(o is not x for x in wrong)]
+        shortest = min((max(o.truth.case.dims.t, o.truth.case.dims.s) for o in wrong), default=0)
+        return max((min(n.t, n.s) for n in right), default=0), shortest
 
     def consistent(self, state: State, names: Sequence[str]) -> bool:
         """Whether every case is reproduced, in all of ``names``."""
