@@ -70,6 +70,50 @@ def test_what_explains_the_small_cases_must_hold_in_the_large_ones():
     assert "and dV for another reason, which no known mistake explains" in report.verdict
 
 
+def in_blocks(tile):
+    """A softmax within each block of keys."""
+
+    def candidate(q, k, v, dout):
+        scale = 1 / np.sqrt(q.shape[-1])
+        z, da = scale * (q @ k.swapaxes(-1, -2)), dout @ v.swapaxes(-1, -2)
+        a, ds = np.empty_like(z), np.empty_like(z)
+        for start in range(0, z.shape[-1], tile):
+            keys = slice(start, start + tile)
+            e = np.exp(z[..., keys] - z[..., keys].max(-1, keepdims=True))
+            a[..., keys] = e / e.sum(-1, keepdims=True)
+            ds[..., keys] = a[..., keys] * (da[..., keys] - (a * da)[..., keys].sum(-1, keepdims=True))
+        return a @ v, scale * ds @ k, scale * ds.swapaxes(-1, -2) @ q, a.swapaxes(-1, -2) @ dout
+
+    return candidate
+
+
+def last_block(tile):
+    """dQ by the last block of keys alone."""
+
+    def candidate(q, k, v, dout):
+        last = (k.shape[2] - 1) // tile * tile
+        z = q @ k.swapaxes(-1, -2) / np.sqrt(q.shape[-1])
+        a = np.exp(z - z.max(-1, keepdims=True))
+        a /= a.sum(-1, keepdims=True)
+        da = dout @ v.swapaxes(-1, -2)
+        ds = a * (da - (a * da).sum(-1, keepdims=True)) / np.sqrt(q.shape[-1])
+        return a @ v, ds[..., last:] @ k[..., last:, :], ds.swapaxes(-1, -2) @ q, a.swapaxes(-1, -2) @ dout
+
+    return candidate
+
+
+TILED = {"softmax-within-block": in_blocks, "overwritten-not-accumulated": last_block}
+
+
+@pytest.mark.parametrize(
+    ("mistake", "tile"), only(zip(TILED, (24, 48), strict=True), product(TILED, (12, 24, 48, 80, 96, 192)))
+)
+def test_tiles_of_lengths_that_are_no_power_of_two_are_named(mistake, tile):
+    report = audit(TILED[mistake](tile), effort="quick")
+    assert report.mistakes == (mistake,), report
+    assert f"of {tile} keys" in report.explanations[0][0].note
+
+
 def test_a_large_smallest_case_is_drawn_and_runs():
     report = audit(wrong_where(RULES["T > 256"]), effort="quick")
     names = {"candidate": wrong_where(RULES["T > 256"])}

@@ -50,6 +50,26 @@ def test_small_errors_are_named_at_every_effort(bug, effort):
     assert audit(candidate, options=options, effort=effort).mistakes == tuple(named)
 
 
+@pytest.mark.parametrize("bug", ["one entry", "one small entry"])
+def test_an_entry_that_is_nearly_right_is_no_memory_that_was_never_written(bug):
+    assert audit(planted.attention(bug), effort="quick").mistakes == ()
+
+
+@pytest.mark.parametrize("effort", first(1, ["quick", "default"]))
+def test_low_precision_is_named_where_it_is_exact_in_a_few_cases_by_luck(effort):
+    def candidate(q, k, v, dout):  # delta from the weights: with one key, and with huge scores, dQ and dK are zero
+        q, k, v, dout = (x.astype(np.float32) for x in (q, k, v, dout))
+        scale = np.float32(1 / np.sqrt(q.shape[-1]))
+        z = scale * (q @ k.swapaxes(-1, -2))
+        e = np.exp(z - z.max(axis=-1, keepdims=True))
+        a, da = e / e.sum(axis=-1, keepdims=True), dout @ v.swapaxes(-1, -2)
+        ds = scale * a * (da - np.sum(a * da, axis=-1, keepdims=True))
+        results = a @ v, ds @ k, ds.swapaxes(-1, -2) @ q, a.swapaxes(-1, -2) @ dout
+        return [x.astype(np.float64) for x in results]
+
+    assert audit(candidate, effort=effort).mistakes == ("low-precision",)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("bug", planted.LAYER_PLANTS)
 def test_a_mistake_planted_in_a_layer_is_named(bug, dtype):
@@ -99,9 +119,12 @@ def test_pairs_of_mistakes_are_named_a_sample():
 def test_pairs_of_mistakes_are_all_detected_and_four_of_five_named():
     pairs = planted.pairs()
     assert len(pairs) > 1000
-    found = [named(pair) for pair in pairs]
-    assert all(detected for detected, _ in found)
-    assert np.mean([whole for _, whole in found]) >= 0.8
+    found = {pair: named(pair) for pair in pairs}
+    missed = [pair for pair, (detected, _) in found.items() if not detected]
+    partly = [pair for pair, (_, whole) in found.items() if not whole]
+    print(f"{len(pairs)} pairs, {len(missed)} not detected, {len(partly)} not named in full: {partly}")  # with -rP
+    assert missed == []
+    assert len(partly) <= 0.2 * len(pairs), partly
 
 
 def test_three_mistakes_in_results_that_follow_each_other_are_named():

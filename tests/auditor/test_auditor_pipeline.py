@@ -15,7 +15,7 @@ import planted
 from attngrad.auditor import audit
 from attngrad.auditor.cases import cases
 from attngrad.auditor.mistakes import catalogue, find
-from attngrad.auditor.pipeline import ATTENTION_STEPS, LAYER_STEPS, OPTIONAL, RESULTS, Pipeline, Undefined, reads
+from attngrad.auditor.pipeline import ATTENTION_STEPS, LAYER_STEPS, NAMES, OPTIONAL, RESULTS, Pipeline, Undefined, reads
 
 LONG = np.longdouble
 ATTENTION = [
@@ -170,10 +170,10 @@ class Recording(Pipeline):
         self.stack, self.seen = [], set()
         super().__init__(*args)
 
-    def __getattr__(self, name):
-        if not name.startswith("_") and self.stack:
+    def __getattribute__(self, name):  # also of what is computed already
+        if name in NAMES and self.stack:
             self.seen.add((self.stack[-1], name))
-        return super().__getattr__(name)
+        return super().__getattribute__(name)
 
     def _compute(self, name):
         self.stack.append(name)

@@ -125,25 +125,8 @@ class Case:
     def given(self) -> dict[str, Any]:
         """What a pipeline starts from."""
         heads = {"num_heads": self.dims.hq, "num_kv_heads": self.dims.hk} if "query" in self.arrays else {}
-        options = _of_each_sequence(self.options) if self.by_sequence else self.options
-        return {**self.arrays, **options, **heads}
-
-
-def _of_each_sequence(options: Mapping[str, Any]) -> dict[str, Any]:
-    """causal, window and offset as a mask in which every sequence has an offset of its own."""
-    found = {name: x for name, x in options.items() if name not in ("causal", "window", "offset")}
-    if not options.get("causal") and options.get("window") is None:
-        return found
-    ids, key_ids = (x.reshape(-1) for x in options["segments"])
-    left, right = options.get("window") or (None, None)
-    i, j = (np.arange(len(x)) - np.searchsorted(x, x) for x in (ids, key_ids))  # places within sequences
-    count = 1 + max(ids.max(initial=0), key_ids.max(initial=0))
-    corners = np.bincount(key_ids, minlength=count) - np.bincount(ids, minlength=count)
-    offset = corners[ids] if options.get("offset") is None else options["offset"]
-    ahead = j[None, :] - (i + offset)[:, None]
-    right = 0 if options.get("causal") and (right is None or right > 0) else right
-    seen = (ahead <= (np.inf if right is None else right)) & (ahead >= (-np.inf if left is None else -left))
-    return {**found, "mask": seen & options.get("mask", True)}
+        packed = {"by_sequence": True} if self.by_sequence else {}
+        return {**self.arrays, **self.options, **heads, **packed}
 
 
 Caller = Callable[[Case], tuple[Callable[[], Any], dict[str, NDArray]]]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import permutations
+from itertools import permutations, repeat
 from typing import Any
 
 import numpy as np
@@ -61,6 +61,8 @@ class Search:
     ) -> None:
         self.observations = sorted(observations, key=lambda o: o.size)
         self.budget = budget
+        self._wrong_cases: dict[str, list[Observation]] = {}
+        self._shown_cases: dict[str, list[Observation]] = {}
         found = [n for n in RESULTS if any(n in o.results for o in observations)]
         later = [n for n in found if n in LATER]
         first = [n for n in found if n not in later]
@@ -71,7 +73,10 @@ class Search:
         self.derived = [n for n in later if n not in self.names and self._wrong(n)]
         longest = max((max(o.truth.case.dims.t, o.truth.case.dims.s) for o in observations), default=0)
         known = [m for m in catalogue() if self._applies(m, level)]
-        self.named = [(m, v) for m in known for v in m.variants if v.beyond < longest]
+        least, most = self._room()
+        self.named = [
+            (m, v) for m in known for v in m.variants if v.beyond < longest and (not v.rare or least <= v.beyond < most)
+        ]
         self.pairs = True
         self.unexplained: list[str] = []
         """What no state has explained so far."""
@@ -85,6 +90,13 @@ class Search:
             there.add("tangents")
         needs = all(any(n in there for n in need.split("|")) for need in mistake.needs)
         return needs and mistake.level in ("", level)
+
+    def _room(self) -> tuple[int, int]:
+        """The length up to which cases are right, and the shortest that is wrong: a rare tile must lie between."""
+        wrong = [o for o in self.observations if not all(j.right for j in o.judgements.values())]
+        right = [o.truth.case.dims for o in self.observations if all(o is not x for x in wrong)]
+        shortest = min((max(o.truth.case.dims.t, o.truth.case.dims.s) for o in wrong), default=0)
+        return max((min(n.t, n.s) for n in right), default=0), shortest
 
     def consistent(self, state: State, names: Sequence[str]) -> bool:
         """Whether every case is reproduced, in all of ``names``."""
@@ -129,7 +141,21 @@ class Search:
         return Diagnosis(found, tuple(unexplained), self.budget.cut, derived=tuple(derived))
 
     def _wrong(self, name: str) -> list[Observation]:
-        return [o for o in self.observations if name in o.judgements and not o.judgements[name].right]
+        if name not in self._wrong_cases:
+            found = [o for o in self.observations if name in o.judgements and not o.judgements[name].right]
+            self._wrong_cases[name] = found
+        return self._wrong_cases[name]
+
+    def _shown(self, name: str) -> list[Observation]:
+        """A few small cases where a result is wrong, one of each kind among them, and a long one."""
+        if name not in self._shown_cases:
+            wrong = self._wrong(name)
+            wrong = [o for o in wrong if not o.truth.case.dims.large] or wrong[:1]  # a large one costs a thousand small
+            kinds = {o.truth.case.dims.features: o for o in reversed(wrong)}  # a small one of each
+            long = [o for o in wrong if o.truth.case.dims.t > 32][:1]
+            chosen = {id(o): o for o in [*wrong[:5], *kinds.values(), *long]}
+            self._shown_cases[name] = list(chosen.values())
+        return self._shown_cases[name]
 
     def _explain(self, states: list[State], names: Sequence[str]) -> list[State]:
         """The states that reproduce ``names``: as they are, or with one mistake more, or two."""
@@ -159,7 +185,10 @@ class Search:
             return True
         wrong = self._wrong(name)
         small = [o for o in wrong if not o.truth.case.dims.large]
-        shown = [self.predictions.predict(state, o, name) for o in (small if len(small) > 1 else wrong)]
+        looked_at = small if len(small) > 1 else wrong
+        shown = [self.predictions.predict(state, o, name) for o in looked_at]
+        if any(v.wild for _, v in state) and not any(map(_stale, looked_at, shown, repeat(name))):
+            return False
         closed = [0.0 if predicted is None else float(np.mean(~np.isnan(predicted))) for predicted in shown]
         return sum(c > 0.3 for c in closed) >= 2 or (bool(closed) and "overflow" in state[-1][0].id)
 
@@ -182,13 +211,9 @@ class Search:
             return False
         key = ("changes", id(n[1]), name, *(id(v) for _, v in state))
         if key not in self._verdicts:
-            wrong = self._wrong(name)
-            wrong = [o for o in wrong if not o.truth.case.dims.large] or wrong[:1]  # a large one costs a thousand small
-            kinds = {o.truth.case.dims.features: o for o in reversed(wrong)}  # a small one of each
-            long = [o for o in wrong if o.truth.case.dims.t > 32][:1]
             self._verdicts[key] = not self.budget.over and any(
                 not _same(self.predictions.predict((*state, n), o, name), self.predictions.predict(state, o, name))
-                for o in [*wrong[:5], *kinds.values(), *long]
+                for o in self._shown(name)
             )
         return self._verdicts[key]
 
@@ -200,6 +225,15 @@ class Search:
         if len(steps) == len(set(steps)):
             return [taken]
         return list(permutations(taken))
+
+
+def _stale(o: Observation, predicted: NDArray | None, name: str) -> bool:
+    """Whether what a mistake leaves open may be anything: memory that was never written is not nearly right."""
+    actual, truth = o.results[name].astype(float), o.truth.expected(name).astype(float)
+    if predicted is None or not predicted.shape == actual.shape == truth.shape:
+        return True
+    left = np.isnan(predicted)
+    return bool(left.any()) and not float(np.max(np.abs(actual - truth)[left])) < 1e-2 * o.truth.unit(name)
 
 
 def _same(a: NDArray | None, b: NDArray | None) -> bool:

@@ -30,16 +30,20 @@ INPUTS |= {f"{name}_dot" for name in CASE_INPUTS["attention"]}
 """What a case gives, of attention or of the layer."""
 OPTIONAL = frozenset(OPTION_NAMES) - {"return_lse"} | {
     *("dlse", "bias_dot", "sinks_dot", "dlse_dot"),
-    *("fitted", "candidate_dtype"),
+    *("by_sequence", "fitted", "candidate_dtype"),
 }
-"""What is None where it was not given: options, cotangents, tangents, and what ``diagnose`` knows of the candidate."""
+"""What is None where it was not given: options, cotangents, tangents, whether causal and window count within each
+sequence of those end to end, and what ``diagnose`` knows of the candidate."""
+
+
+NAMES = frozenset((*_STEPS, *INPUTS, *OPTIONAL))
+"""Whatever a pipeline can be asked for."""
 
 
 def check_name(name: str) -> None:
     """An AttributeError with the nearest name, where no pipeline has this one."""
-    known = (*_STEPS, *INPUTS, *OPTIONAL)
-    if name not in known:
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
+    if name not in NAMES:
+        near = difflib.get_close_matches(name, sorted(NAMES), n=1, cutoff=0.0)
         raise AttributeError(f"Pipeline: there is no step, input or option {name!r}. Did you mean {near[0]!r}?")
 
 
@@ -66,6 +70,9 @@ class Pipeline:
     ``given`` are the inputs and options by name, ``overrides`` what mistakes compute instead: functions of the pipeline
     and of ``base()``, which gives what this step would be without them. ``parent`` is the pipeline without mistakes, of
     the same case and dtype: steps that no mistake can reach are taken from it.
+
+    What has been computed is kept as an attribute, so that Python finds it without ``__getattr__``: an audit looks up
+    some hundred thousand.
     """
 
     def __init__(
@@ -83,7 +90,7 @@ class Pipeline:
         }
         changed = frozenset(name for steps in overrides for name in steps)
         fresh = affected(changed)
-        self._values: dict[str, Any] = {name: x for name, x in self._inputs.items() if name not in changed}
+        self.__dict__ |= {name: x for name, x in self._inputs.items() if name not in changed}
         self._overrides = overrides
         self._steps = _STEPS if "query" in given else ATTENTION_STEPS
         self._parent = parent
@@ -96,18 +103,17 @@ class Pipeline:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        values = self._values
-        if name not in values:
-            if name not in self._steps and name not in self._inputs:
-                check_name(name)
-                if name not in OPTIONAL:
-                    raise Undefined(name)  # of the layer, or a tangent: this case has none
-                values[name] = None
-            elif self._fresh is not None and name not in self._fresh:
-                values[name] = getattr(self._parent, name)
-            else:
-                values[name] = self._compute(name)
-        return values[name]
+        value = None
+        if name not in self._steps and name not in self._inputs:
+            check_name(name)
+            if name not in OPTIONAL:
+                raise Undefined(name)  # of the layer, or a tangent: this case has none
+        elif self._fresh is not None and name not in self._fresh:
+            value = getattr(self._parent, name)
+        else:
+            value = self._compute(name)
+        self.__dict__[name] = value
+        return value
 
     def _compute(self, name: str) -> Any:
         def base() -> Any:
@@ -121,6 +127,8 @@ class Pipeline:
     def redo(self, name: str, **changed: Any) -> Any:
         """What a step makes of ``changed``, where it would read other steps by these names."""
         step = self._steps[name]
+        if not changed:
+            return step.function(*[getattr(self, x) for x in step.reads])
         for other in changed.keys() - set(step.reads):
             raise AttributeError(f"Pipeline: the step {name!r} does not read {other!r}. It reads {step.reads}.")
         return step.function(*[changed[x] if x in changed else getattr(self, x) for x in step.reads])
@@ -132,7 +140,7 @@ class Pipeline:
 
     def knows(self, name: str) -> bool:
         """Whether a step has been computed."""
-        return name in self._values
+        return name in self.__dict__
 
     def has(self, name: str) -> bool:
         """Whether the input or option was given."""

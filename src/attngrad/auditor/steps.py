@@ -1,7 +1,8 @@
 """The steps of attention as the auditor has them: those of the book, with more names where a mistake may differ.
 
-No formula stands here. ``_READS`` says which steps of the book read another name, and ``_ALIASES`` what that name is
-where no mistake says otherwise.
+No formula stands here, but for where causal and window count from in sequences end to end, which the book does not
+have. ``_READS`` says which steps of the book read another name, and ``_ALIASES`` what that name is where no mistake
+says otherwise.
 """
 
 from __future__ import annotations
@@ -31,7 +32,6 @@ _SECOND = {name: f"{name}_second" for name in ("weights_dot", "out_dot", "lse_do
 
 _READS: Mapping[str, Mapping[str, str]] = {
     "z": {"scale": "scale_z"},
-    "visible": {"window": "band", "offset": "position"},
     "scores_unmasked": {"bias": "bias_finite"},
     "dq": {"scale": "scale_dq"},
     "dk_heads": {"scale": "scale_dk"},
@@ -52,10 +52,37 @@ _ALIASES = {
 }
 
 
+def _position(offset: Any, q: Any, k: Any, segments: Any, by_sequence: Any) -> Any:
+    """The offset: as given, or S - T, of each query's own sequence where these come end to end."""
+    if offset is not None:
+        return offset
+    if not by_sequence:
+        return k.shape[-2] - q.shape[-2]
+    ids, key_ids = (x.reshape(-1) for x in segments)
+    count = 1 + max(ids.max(initial=0), key_ids.max(initial=0))
+    lengths, key_lengths = (np.bincount(x, minlength=count) for x in (ids, key_ids))
+    return (key_lengths - lengths)[ids]
+
+
+def _visible(
+    q: Any, k: Any, bias: Any, mask: Any, segments: Any, position: Any, causal: Any, band: Any, by_sequence: Any
+) -> Any:
+    """That of the book; in sequences end to end, causal and window as a mask, by places within each of them."""
+    if by_sequence and (causal or band is not None):
+        ids, key_ids = (x.reshape(-1) for x in segments)
+        i, j = (np.arange(len(x)) - np.searchsorted(x, x) for x in (ids, key_ids))
+        ahead = j[None, :] - (i + position)[:, None]
+        left, right = band or (None, None)
+        right = 0 if causal and (right is None or right > 0) else right
+        seen = (ahead <= (np.inf if right is None else right)) & (ahead >= (-np.inf if left is None else -left))
+        mask, causal, band = seen if mask is None else seen & mask, False, None
+    return STEPS["visible"].function(q, k, bias, mask, segments, 0 if by_sequence else position, causal, band)
+
+
 _OWN: dict[str, Callable[..., Any]] = {
     # the scale, in longdouble where it is 1/sqrt(D); the offset, and the bias without -inf, which masks
     "scale_value": lambda scale, q: 1 / np.sqrt(np.longdouble(q.shape[-1])) if scale is None else scale,
-    "position": lambda offset, q, k: k.shape[-2] - q.shape[-2] if offset is None else offset,
+    "position": _position,
     "bias_finite": lambda bias: None if bias is None else np.where(bias == -np.inf, np.zeros_like(bias), bias),
     "group": lambda q, k: Operands(q, k, k).group,
     "origin": lambda: (0, 0, 0, 0),
@@ -69,6 +96,7 @@ def _attention_steps() -> dict[str, Step]:
         own = {"backward": _BACK, "second": _SECOND}.get(step.stage, {})
         names = {"scale": "scale_value", **own, **_READS.get(name, {})}
         found[_MADE.get(name, name)] = step._replace(reads=tuple(names.get(x, x) for x in step.reads))
+    found["visible"] = Step(_visible, parameters(_visible), *found["visible"][2:])
     found |= {
         f"d{x}_mixed": found[f"d{x}_dot"] for x in "qkv"
     }  # reverse over forward: the same numbers, asked otherwise

@@ -35,6 +35,8 @@ class Variant:
     """Whether it leaves entries open."""
     beyond: int = 0
     """It changes nothing where there are no more tokens than this."""
+    rare: bool = False
+    """Whether it is tried only where what is wrong is longer than ``beyond``, and what is right is not."""
     fit: Callable[[Pipeline, Mapping[str, Any]], Any] | None = None
     """Finds the parameter of the mistake (a learning rate, say) in what the candidate returned."""
 

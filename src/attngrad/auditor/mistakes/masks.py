@@ -26,8 +26,8 @@ def _shifted(by: int) -> Override:
 def _other_alignment(p: Pipeline, base: Base) -> Any:
     """Top-left for bottom-right, and back; the same thing where T = S."""
     need(p.causal or p.window is not None)
-    lengths = p.k.shape[-2] - p.q.shape[-2]
-    return 0 if p.offset is None or np.all(p.offset == lengths) else lengths
+    corner = p.redo("position", offset=None)
+    return 0 if p.offset is None or np.all(p.offset == corner) else corner
 
 
 def _backward_only(**changed: Callable[[Pipeline], Any]) -> tuple[Variant, Variant]:

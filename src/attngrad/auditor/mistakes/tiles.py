@@ -13,6 +13,8 @@ from attngrad.auditor.pipeline import Override, Pipeline
 from attngrad.reference.dense import rowsum, zero_hidden
 
 TILES = (2, 3, 4, 8, 16, 32, 64, 128, 256)
+RARE = (12, 20, 24, 40, 48, 56, 80, 96, 112, 160, 192, 224, 320, 384)
+"""Lengths of tiles that are tried only where the lengths of wrong and right cases leave room for them."""
 
 
 def _overwritten(tile: int, first: bool = False) -> dict[str, Override]:
@@ -101,13 +103,13 @@ def _delta_variants(name: str, chunks: Chunks) -> tuple[Variant, ...]:
 
 
 _CHUNKS = {f"{n} chunks": (1, _chunked(lambda keys, n=n: -(-keys // n))) for n in (2, 4)}  # type: ignore[misc]
-_CHUNKS |= {f"chunks of {n} keys": (n, _chunked(lambda keys, n=n: n)) for n in TILES}  # type: ignore[misc]
+_CHUNKS |= {f"chunks of {n} keys": (n, _chunked(lambda keys, n=n: n)) for n in (*TILES, *RARE)}  # type: ignore[misc]
 """The longest that is one chunk, and how more keys are split."""
 
 
 def _beyond(tile: int, variants: Iterable[Variant]) -> Iterator[Variant]:
     """These, which change nothing up to one tile."""
-    return (replace(variant, beyond=tile) for variant in variants)
+    return (replace(variant, beyond=tile, rare=tile in RARE) for variant in variants)
 
 
 def _by_block(chunks: Chunks, mean: bool) -> Override:
@@ -221,8 +223,10 @@ def _tails(fill: float, least: int = 0) -> list[Variant]:
     wild = fill != 0.0
     how = f"{'stale' if wild else 'zero'}, {_LEAST[least]}tiles of"
     return [
-        Variant(dict.fromkeys(places, _tail(tile, fill, least)), f"{where}, {how} {tile}", wild, least * tile)
-        for tile in TILES
+        Variant(
+            dict.fromkeys(places, _tail(tile, fill, least)), f"{where}, {how} {tile}", wild, least * tile, tile in RARE
+        )
+        for tile in (TILES, (*TILES, *RARE))[least]
         for where, places in _PLACES.items()
         if not (wild and "out" in where)  # the backward reads out: stale values there would leave everything open
     ]
@@ -239,17 +243,17 @@ VARIANTS = {
         *_tails(0.0),
         *_tails(0.0, 1),
         *(
-            Variant({step: made(tile, least)}, f"{what}, {said}tiles of {tile}", beyond=least * tile)
+            Variant({step: made(tile, least)}, f"{what}, {said}tiles of {tile}", False, least * tile, tile in RARE)
             for what, step, made in (
                 ("keys not seen", "visible", _unseen_tail),
                 ("queries dropped in the backward", "dout", _query_tail_dropped),
             )
             for least, said in enumerate(_LEAST)
-            for tile in TILES
+            for tile in (TILES, (*TILES, *RARE))[least]
         ),
         *_tails(Wild),
     ),
-    "overwritten-not-accumulated": tuple(v for n in (1, *TILES) for v in _beyond(n, _overwritten_variants(n))),
+    "overwritten-not-accumulated": tuple(v for n in (1, *TILES, *RARE) for v in _beyond(n, _overwritten_variants(n))),
     "low-precision": (),
     "uninitialised-tail": (),
     "not-deterministic": (),
