@@ -52,10 +52,10 @@ def short(x: float) -> str:
     return "-" if not math.isfinite(x) else "0" if x == 0 else f"{x:.1e}"
 
 
-def apart(a: float, b: float) -> tuple[str, str]:
+def distinct_digits(a: float, b: float) -> tuple[str, str]:
     """Two numbers with six digits, or as many as it takes to tell them apart.
 
-    >>> apart(1.5, 2.0), apart(0.125438001, 0.125438002)
+    >>> distinct_digits(1.5, 2.0), distinct_digits(0.125438001, 0.125438002)
     (('1.5', '2'), ('0.125438001', '0.125438002'))
     """
     digits = next((n for n in range(6, 17) if f"{a:.{n}g}" != f"{b:.{n}g}"), 17)
@@ -99,7 +99,7 @@ class Stage:
             return f"{self.got}{at}, should be {self.expected:.6g}" if self.expected is not None else "not finite"
         values = ""
         if self.got is not None and self.expected is not None:
-            values = ": {}, should be {}".format(*apart(self.got, self.expected))
+            values = ": {}, should be {}".format(*distinct_digits(self.got, self.expected))
         return f"{self.detail or 'worst'}{at}{values}"
 
 
