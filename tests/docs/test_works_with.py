@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-RANKS, TOKENS, WIDTH, HEADS = 2, 6, 16, 2
+RANKS, TOKENS, WIDTH, HEADS = 2, 192, 16, 2
 
 
 def make_block() -> Any:
@@ -41,7 +41,9 @@ def rank_main(rank: int, folder: str) -> None:
     from torch.distributed.fsdp import fully_shard
 
     import attngrad.torch
+    from attngrad import _native
 
+    torch.set_num_threads(2)
     store = dist.FileStore(f"{folder}/store", RANKS)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
     mine = batch().chunk(RANKS)[rank]
@@ -52,6 +54,7 @@ def rank_main(rank: int, folder: str) -> None:
     sharded(mine).square().mean().backward()
     found["fsdp"] = {name: p.grad.full_tensor() for name, p in sharded.named_parameters()}
     found["backend"] = attngrad.torch.backend_of(mine)
+    found["borrowed"] = _native.worker_runs()["openmp"]
     if rank == 0:
         torch.save(found, f"{folder}/found.pt")
     dist.barrier()
@@ -70,6 +73,7 @@ def test_gradients_in_two_processes_are_those_of_one(
     block(batch()).square().mean().backward()
     found = torch.load(tmp_path / "found.pt")
     assert found["backend"] == backend
+    assert (found["borrowed"] > 0) == (backend == "cpu")  # whose tasks PyTorch's workers run, in every process
     for kind in ("ddp", "fsdp"):
         for name, p in block.named_parameters():
             assert torch.allclose(found[kind][name], p.grad, atol=1e-6), (kind, name)
