@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import pickle
+import re
 from typing import Any
 
 import numpy as np
@@ -92,18 +93,40 @@ def test_an_error_of_the_arguments_themselves_is_not_taken_for_one_of_the_call(m
         module.jvp((X, X, X), (X, X, X), casual=True)
 
 
-@pytest.mark.parametrize(
-    ("name", "hint"),
-    [
-        ("softmax_scale", r"Use scale=\."),
-        ("is_causal", r"Use causal=; with offset=0"),
-        ("key_padding_mask", r"Use mask=~key_padding_mask\[:, None, None\]"),
-        ("cu_seqlens", r"attngrad\.segments_from_lengths"),
-    ],
-)
-def test_what_other_libraries_call_an_option_is_told(name: str, hint: str):
-    with pytest.raises(TypeError, match=rf"^attention: unknown option '{name}'\. .*{hint}"):
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_what_other_libraries_call_an_option_is_told(name: str):
+    ours, told = ELSEWHERE[name]
+    assert ours is None or (ours in OPTION_NAMES and f"{ours}=" in told)
+    with pytest.raises(TypeError, match=rf"^attention: unknown option '{name}'\. {re.escape(told)}$"):
         attngrad.attention(X, X, X, **{name: None})
+
+
+def test_what_is_told_of_masks_and_packed_sequences_is_what_they_mean_elsewhere():
+    q, k, v = np.random.default_rng(0).standard_normal(
+        (3, 3, 2, 3, 4)
+    )  # as many sequences as tokens: nothing else fits
+    padded = np.array([[1, 1, 0], [1, 0, 0], [1, 1, 1]])
+    hints = {
+        "attention_mask": padded.astype(bool)[:, None, None],
+        "key_padding_mask": ~(padded == 0)[:, None, None],
+    }
+    for name, mask in hints.items():
+        assert (f"{name}.astype(bool)" if name == "attention_mask" else f"~{name}") in ELSEWHERE[name][1]
+        out = attngrad.attention(q, k, v, mask=mask)
+        for i, n in enumerate([2, 1, 3]):
+            assert np.allclose(out[i], attngrad.attention(q[i], k[i, :, :n], v[i, :, :n]))
+    ids = attngrad.segments_from_lengths([2, 1])
+    packed = attngrad.attention(q[0], k[0], v[0], segments=(ids, ids))
+    assert np.allclose(packed[:, :2], attngrad.attention(q[0, :, :2], k[0, :, :2], v[0, :, :2]))
+
+
+def test_a_function_with_names_of_its_own_is_not_told_those_of_attention():
+    bridge = pytest.importorskip("attngrad.torch")
+    x = pytest.importorskip("torch").eye(3)
+    with pytest.raises(TypeError, match=r"unknown option 'softmax_scale'\. Use scale=\.$"):
+        bridge.scaled_dot_product_attention(x, x, x, softmax_scale=1.0)
+    with pytest.raises(TypeError, match=r"unknown option 'dropout_rate'\. Did you mean 'dropout_p'\?$"):
+        bridge.scaled_dot_product_attention(x, x, x, dropout_rate=0.1)
 
 
 def test_names_of_other_libraries_are_no_options_here():

@@ -133,6 +133,17 @@ def test_a_mask_meets_the_axes_that_query_key_and_value_broadcast_to():
     agree(draw(1, 3, 4, 5), draw(2, 1, 6, 5, seed=1), draw(2, 3, 6, 5, seed=2), attn_mask=mask)
     with pytest.raises(ValueError, match="attn_mask must broadcast to"):  # and does not widen them, as in PyTorch
         bridge.scaled_dot_product_attention(*(draw(1, 3, n, 5) for n in (4, 6, 6)), attn_mask=mask)
+    one = [draw(n, 5) for n in (4, 6, 6)]
+    out = bridge.scaled_dot_product_attention(*one, attn_mask=mask[:1, 0])  # one head has its axis
+    assert torch.equal(out, bridge.scaled_dot_product_attention(*one, attn_mask=mask[0, 0]))
+
+
+def test_where_query_key_and_value_do_not_fit_the_mask_is_not_blamed():
+    q, k, mask = draw(2, 3, 4, 8), draw(2, 7, 2, 8), torch.ones(2, 1, 3, 7, dtype=torch.bool)
+    with pytest.raises(ValueError, match=r"k must have 3 or a divisor of 3 heads.*tokens, heads"):
+        bridge.scaled_dot_product_attention(q, k, k, attn_mask=mask, enable_gqa=True)
+    with pytest.raises(ValueError, match=r"k must have 8 features"):
+        bridge.scaled_dot_product_attention(draw(2, 3, 4, 8), draw(2, 3, 8, 7), draw(2, 3, 7, 8), attn_mask=mask)
 
 
 @pytest.mark.parametrize("key_heads", [1, 2, 6])

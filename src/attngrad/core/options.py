@@ -18,7 +18,10 @@ from attngrad.core.arrays import Array
 
 
 class Kind(Enum):
-    """What an option is: the first five are part of Options, the others of Operands."""
+    """What an option is: the first five are part of Options, the others of Operands.
+
+    No row is a FUNCTION or PARAMETERS so far; what one would meet in each layer is tested (tests/core/test_new_option.py).
+    """
 
     NUMBER = "a number"
     FLAG = "True or False"
@@ -128,24 +131,26 @@ def reject_not_flat(function: str, options: Mapping[str, Any]) -> None:
             raise NotImplementedError(f"{function}: {name} is {OPTIONS[name].kind.value}, not taken here. {remedy}")
 
 
+_MASK = "Use mask= where it is boolean, True = may attend; bias= where it is added."
+_PADDING = "Use mask=attention_mask.astype(bool)[:, None, None] where it is (batch, keys), 1 = may attend."
 ELSEWHERE = {
-    "softmax_scale": "Use scale=.",
-    "sm_scale": "Use scale=.",
-    "is_causal": "Use causal=; with offset=0 it is aligned as PyTorch's.",
-    "dropout_p": "Use dropout= and seed=.",
-    "dropout_rate": "Use dropout= and seed=.",
-    "window_size": "Use window=(left, right); None on a side leaves it unbounded.",
-    "sliding_window": "Use window=(left, right): window=(n - 1, 0) for the last n keys.",
-    "logits_soft_cap": "Use softcap=.",
-    "attn_bias": "Use bias=.",
-    "attn_mask": "Use mask= where it is boolean, True = may attend; bias= where it is added.",
-    "attention_mask": "Use mask= where it is boolean, True = may attend; bias= where it is added.",
-    "key_padding_mask": "Use mask=~key_padding_mask[:, None, None]: here True = may attend.",
-    "cu_seqlens": "Use segments=: attngrad.segments_from_lengths makes the ids.",
-    "segment_ids": "Use segments=(q_ids, k_ids).",
-    "enable_gqa": "Leave it out: key heads may divide query heads.",
+    "softmax_scale": ("scale", "Use scale=."),
+    "sm_scale": ("scale", "Use scale=."),
+    "is_causal": ("causal", "Use causal=; with offset=0 it is aligned as PyTorch's."),
+    "dropout_p": ("dropout", "Use dropout= and seed=."),
+    "dropout_rate": ("dropout", "Use dropout= and seed=."),
+    "window_size": ("window", "Use window=(left, right); None on a side leaves it unbounded."),
+    "sliding_window": ("window", "Use window=(n - 1, 0) for the last n keys."),
+    "logits_soft_cap": ("softcap", "Use softcap=."),
+    "attn_bias": ("bias", "Use bias=."),
+    "attn_mask": ("mask", _MASK),
+    "attention_mask": ("mask", _PADDING),
+    "key_padding_mask": ("mask", "Use mask=~key_padding_mask[:, None, None]: here True = may attend."),
+    "cu_seqlens": ("segments", "Use segments=(ids, ids) with ids = attngrad.segments_from_lengths(lengths)."),
+    "segment_ids": ("segments", "Use segments=(q_ids, k_ids)."),
+    "enable_gqa": (None, "Leave it out: key heads may divide query heads."),
 }
-"""What other libraries call an option, and what to use here."""
+"""What other libraries call an option: the option here, and what to write."""
 
 
 def reject_unknown(function: str, options: Iterable[str], known: Sequence[str] = OPTION_NAMES) -> None:
@@ -154,6 +159,7 @@ def reject_unknown(function: str, options: Iterable[str], known: Sequence[str] =
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
             hint = f"Did you mean {near[0]!r}?" if near else f"Options are: {', '.join(known)}."
-            if known is OPTION_NAMES:
-                hint = ELSEWHERE.get(name, hint)
+            ours, told = ELSEWHERE.get(name, (None, hint))
+            if ours is None or ours in known:
+                hint = told
             raise TypeError(f"{function}: unknown option {name!r}. {hint}")

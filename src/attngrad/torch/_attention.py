@@ -146,6 +146,7 @@ def scaled_dot_product_attention(
         reject_unknown(name, options, SDPA_OPTIONS)
     for argument, x in (("query", query), ("key", key), ("value", value)):
         check_tensor(name, argument, x, query if isinstance(query, Tensor) else None, "query")
+        check_dtype(name, argument, x)
         if x.ndim < 2:
             fail(ValueError, name, argument, "have at least 2 axes, (..., tokens, features)", f"{x.ndim}")
     query, key, value = autocast(query, key, value)
@@ -168,11 +169,16 @@ def scaled_dot_product_attention(
         given[kind] = attn_mask
     query, key, value = _broadcast(name, query, key, value, enable_gqa)
     if attn_mask is not None and not torch.compiler.is_compiling():  # while it traces, sizes may be symbols
-        scores = (*query.shape[:-1], key.shape[-2])
-        if not layouts.broadcasts(tuple(attn_mask.shape), scores):
-            rule, got = f"broadcast to (..., query tokens, key tokens) = {scores}", f"shape {tuple(attn_mask.shape)}"
-            fail(ValueError, name, "attn_mask", rule, got, "Axes are matched from the last; each is 1 or as long.")
+        _check_mask(name, attn_mask, *(tuple(x.shape) for x in (query, key, value)))
     return call(name, query, key, value, given)
+
+
+def _check_mask(function: str, mask: Tensor, q: layouts.Shape, k: layouts.Shape, v: layouts.Shape) -> None:
+    """It broadcasts to the scores, if q, k and v have any; errors of theirs come first."""
+    scores = (*((1,) if len(q) == 2 else ()), *q[:-1], k[-2])  # one head has its axis
+    if layouts.misfit(q, k, v) is None and not layouts.broadcasts(tuple(mask.shape), scores):
+        rule, got = f"broadcast to (..., query tokens, key tokens) = {scores}", f"shape {tuple(mask.shape)}"
+        fail(ValueError, function, "attn_mask", rule, got, "Axes are matched from the last; each is 1 or as long.")
 
 
 def autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -67,17 +67,16 @@ def check_tensor(function: str, name: str, x: object, beside: Tensor | None = No
         )
     if x.layout is not torch.strided:
         fail(TypeError, function, name, "be a strided tensor", f"layout {x.layout}", "Convert it with .to_dense().")
-    if (x.is_floating_point() and x.dtype.itemsize == 1) or x.dtype is torch.complex32:  # which NumPy does not know
-        rule, remedy = f"have dtype {SENTENCE}", "Convert it with .to(torch.float32)."
-        fail(TypeError, function, name, rule, x.dtype, remedy)
     if x.is_quantized:
         fail(TypeError, function, name, "not be quantized", x.dtype, "Convert it with .dequantize().")
+    if (x.is_floating_point() and x.dtype.itemsize == 1) or x.dtype is torch.complex32:  # which NumPy does not know
+        check_dtype(function, name, x)
 
 
 def check_dtype(function: str, name: str, x: Tensor) -> None:
-    """``x``, one of q, k and v, is of a dtype that the passes compute in."""
+    """``x``, as one of q, k and v, is of a dtype that the passes compute in."""
     if x.dtype not in _COMPUTED:
-        remedy = "Convert it with .to(torch.float32)."
+        remedy = "attngrad.reference computes in complex." if x.is_complex() else "Convert it with .to(torch.float32)."
         fail(TypeError, function, name, f"have dtype {SENTENCE}", _name(x.dtype), remedy)
 
 

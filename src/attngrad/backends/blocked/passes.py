@@ -70,7 +70,7 @@ def refuses(x: Operands, o: Options) -> str | None:
     """The option that no formula reads; None: all others are computed on every device that has the dtype."""
     for row in _UNREAD:
         value = getattr(x if row.is_array else o, row.name)
-        if value is not None and value is not row.default:
+        if value is not None and (row.is_array or value != row.default):
             return f"the backend 'blocked' does not compute the option {row.name!r}."
     return None
 
