@@ -20,7 +20,7 @@ from attngrad.core.arrays import Array
 class Kind(Enum):
     """What an option is: the first five are part of Options, the others of Operands.
 
-    No row is a FUNCTION or PARAMETERS so far; what one would meet in each layer is tested (tests/core/test_new_option.py).
+    No row is a FUNCTION or PARAMETERS so far; tests/core/test_new_option.py adds one, and calls every layer.
     """
 
     NUMBER = "a number"
