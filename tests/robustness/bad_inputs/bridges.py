@@ -55,7 +55,7 @@ TORCH = [
     tensors("q: integers", TypeError, "q must have dtype .*got int64", q=Q.long()),
     tensors("q: booleans", TypeError, "q must have dtype .*got bool", q=Q > 0),
     tensors("q: complex", TypeError, "q must have dtype .*got complex128", q=Q.to(torch.complex128)),
-    tensors("q: float8", TypeError, "q must have dtype float64, float32, float16 or bfloat16; got torch.float8_e4m3fn", q=Q.to(torch.float8_e4m3fn)),
+    tensors("q: float8", TypeError, "q must have dtype float64, float32, float16 or bfloat16; got float8_e4m3fn", q=Q.to(torch.float8_e4m3fn)),
     tensors("q: sparse", TypeError, "q must be a strided tensor; got layout torch.sparse_coo", q=SPARSE),
     tensors("q: on another device", ValueError, "k must be on the device of q, meta; got cpu", q=torch.zeros(2, 4, 3, 4, device="meta")),
     tensors("q: a number in a tensor", ValueError, "q must have at least 2 axes", q=torch.tensor(1.0, dtype=torch.float64)),
