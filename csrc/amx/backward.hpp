@@ -111,7 +111,7 @@ public:
 
     void finish(int n) {
         const Packed& x = packed_[n];
-        if (g_.dq) write_transposed<S>(x.dq, scale_, p_, x.q, p_.D, static_cast<S*>(g_.dq), nullptr);
+        if (g_.dq) write_transposed<S>(x.dq, scale_, p_, x.q, p_.D, g_.dq, nullptr);
     }
 
 private:

@@ -120,7 +120,7 @@ private:
             write_statistics<float>(p_, r_, x.q.index(p_, n), x.q.count - n, load<float>(x.online.row_max + n), sum);
             store<float>(inv_row_sum + n, sum == 0 ? Vec<float>{} : 1 / sum);
         }
-        write_transposed<S>(x.sums, inv_row_sum, p_, x.q, p_.E, static_cast<S*>(r_.out), static_cast<float*>(r_.wide_out), &r_);
+        write_transposed<S>(x.sums, inv_row_sum, p_, x.q, p_.E, r_.out, static_cast<float*>(r_.wide_out));
     }
 
     const Problem& p_;

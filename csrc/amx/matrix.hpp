@@ -336,11 +336,10 @@ inline void pack_weights(int width, const float* weights, long n, const Parts& p
     }
 }
 
-// Sums [feature][lane], times factor[lane], to rows of an array (B, Hq, T, length); `r`: those of a forward pass, whose out may
-// have any strides.
+// Sums [feature][lane], times factor[lane], to rows of arrays (B, Hq, T, length), the second contiguous; either may be null.
 template <class S>
 inline void write_transposed(const float* sums, const float* factor, const Problem& p, const Block<float>& q, long length,
-                             S* out, float* wide_out, const ForwardResult* r = nullptr) {
+                             const ResultRows& out, float* wide_out) {
     for (int lane = 0; lane < q.count; lane += W) {
         const Vec<float> scale = load<float>(factor + lane);
         for (long c = 0; c < length; c += W) {
@@ -349,13 +348,12 @@ inline void write_transposed(const float* sums, const float* factor, const Probl
             transpose<float>(m);
             const int n = static_cast<int>(std::min<long>(W, length - c));
             for (int i = 0; i < W && lane + i < q.count; ++i) {
-                const std::int64_t at = q.index(p, lane + i) * length + c;
-                if (wide_out) store_some<float>(wide_out + at, m[i], n);
+                if (wide_out) store_some<float>(wide_out + q.index(p, lane + i) * length + c, m[i], n);
                 if (!out) continue;
                 S row[W];
                 for (int j = 0; j < W; ++j) narrow(m[i][j], row[j]);
-                const std::int64_t to = r ? r->out_at(p, q.b, q.head[lane + i], q.row[lane + i]) + c : at;
-                std::memcpy(out + to, row, sizeof(S) * n);
+                const std::int64_t at = out.at(p.Hq, p.T, length, q.b, q.head[lane + i], q.row[lane + i]);
+                std::memcpy(static_cast<S*>(out.data) + at + c, row, sizeof(S) * n);
             }
         }
     }

@@ -1,6 +1,6 @@
 // Passes over tensors by address. For a small problem, arrays made of a framework's tensors cost more than the pass. So these
-// read what `data_ptr()`, `shape` and `stride()` of a tensor say, and take the addresses of results as numbers. Results are
-// contiguous; out may have other strides, its features contiguous.
+// read what `data_ptr()`, `shape` and `stride()` of a tensor say, and take the addresses of results as numbers, with their
+// strides where they are not contiguous; their features are.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -105,33 +105,41 @@ nb::tuple residuals_of(const nb::capsule& saved) {
 
 void* at(std::uintptr_t address) { return reinterpret_cast<void*>(address); }
 
-// What was saved, or None where it was not to be; False where shapes or strides do not fit. `lse` may be 0. `strides` are those
-// of out, empty where it is contiguous.
-nb::object forward_by_address(int type, nb::handle q, nb::handle k, nb::handle v, const nb::dict& fields, std::uintptr_t out,
-                              const nb::tuple& strides, std::uintptr_t lse, bool save) {
+// A result: its address, then its strides unless it is contiguous. False where these are not as many as its axes.
+bool read(const nb::tuple& x, bool batched, ResultRows& result) {
+    if (!x.size()) return false;
+    result = at(nb::cast<std::uintptr_t>(x[0]));
+    const std::size_t axes = x.size() - 1;
+    if (!axes) return true;
+    if (axes != (batched ? 4 : 3)) return false;
+    if (batched) result.b = nb::cast<std::int64_t>(x[1]);
+    result.h = nb::cast<std::int64_t>(x[axes - 2]);
+    result.row = std::max<std::int64_t>(1, nb::cast<std::int64_t>(x[axes - 1]));
+    return true;
+}
+
+// What was saved, or None where it was not to be; False where shapes or strides do not fit. `lse` may be 0.
+nb::object forward_by_address(int type, nb::handle q, nb::handle k, nb::handle v, const nb::dict& fields, const nb::tuple& out,
+                              std::uintptr_t lse, bool save) {
     TensorProblem x;
+    ForwardResult r;
     if (!x.read("attngrad._native.forward_by_address", type, q, k, v, fields)) return nb::bool_(false);
+    if (!read(out, x.batched, r.out)) return nb::bool_(false);
     Memory rows(lse ? 0 : x.number() * static_cast<std::size_t>(x.rows()));  // for an lse that nobody wants
-    ForwardResult r{at(out), nullptr, lse ? at(lse) : rows.data(), nullptr, nullptr};
+    r.lse = lse ? at(lse) : rows.data();
     nb::object saved = nb::none();
     if (save) {
         auto* s = new Residuals(x);
         saved = enclose(s);
-        r = {at(out), s->out(), r.lse, s->row_max(), s->inv_row_sum()};
-    }
-    if (const std::size_t axes = strides.size()) {
-        if (axes != (x.batched ? 4 : 3)) return nb::bool_(false);
-        if (x.batched) r.out_b = nb::cast<std::int64_t>(strides[0]);
-        r.out_h = nb::cast<std::int64_t>(strides[axes - 3]);
-        r.out_row = std::max<std::int64_t>(1, nb::cast<std::int64_t>(strides[axes - 2]));
+        r = {r.out, s->out(), r.lse, s->row_max(), s->inv_row_sum()};
     }
     run([&](const Kernels& kernels, ParallelCall& parallel) { kernels.passes(x.p.type).forward(x.p, r, parallel); });
     return saved;
 }
 
-// dlse, dq, dk and dv are contiguous; false where the tensors are not those of the forward pass.
+// dlse is contiguous; false where the tensors are not those of the forward pass, or strides do not fit.
 bool backward_by_address(const nb::capsule& saved, int type, nb::handle q, nb::handle k, nb::handle v, const nb::dict& fields,
-                         nb::handle dout, std::uintptr_t dlse, std::uintptr_t dq, std::uintptr_t dk, std::uintptr_t dv) {
+                         nb::handle dout, std::uintptr_t dlse, const nb::tuple& dq, const nb::tuple& dk, const nb::tuple& dv) {
     Residuals& s = open(saved);
     TensorProblem x;
     Tensor d;
@@ -139,8 +147,8 @@ bool backward_by_address(const nb::capsule& saved, int type, nb::handle q, nb::h
     if (s.shape != std::array{x.p.B, x.p.Hq, x.p.T, x.p.E} || s.batched != x.batched) return false;
     if (!dout.is_none() && !(d.read(dout) && d.shape == s.shape)) return false;
     Memory delta(x.number() * static_cast<std::size_t>(x.rows()));
-    const BackwardProblem g{d.rows, at(dlse),     s.out(), s.row_max(), s.inv_row_sum(), at(dq), at(dk),
-                            at(dv), delta.data(), {},      false};
+    BackwardProblem g{d.rows, at(dlse), s.out(), s.row_max(), s.inv_row_sum(), {}, {}, {}, delta.data(), {}, false};
+    if (!read(dq, x.batched, g.dq) || !read(dk, x.batched, g.dk) || !read(dv, x.batched, g.dv)) return false;
     run([&](const Kernels& kernels, ParallelCall& parallel) { kernels.passes(x.p.type).backward(x.p, g, parallel); });
     return true;
 }
@@ -149,7 +157,7 @@ bool backward_by_address(const nb::capsule& saved, int type, nb::handle q, nb::h
 
 void bind_by_address(nb::module_& m) {
     m.def("forward_by_address", &forward_by_address, nb::arg("type"), nb::arg("q"), nb::arg("k"), nb::arg("v"),
-          nb::arg("fields"), nb::arg("out"), nb::arg("strides"), nb::arg("lse"), nb::arg("save"));
+          nb::arg("fields"), nb::arg("out"), nb::arg("lse"), nb::arg("save"));
     m.def("backward_by_address", &backward_by_address, nb::arg("saved"), nb::arg("type"), nb::arg("q"), nb::arg("k"),
           nb::arg("v"), nb::arg("fields"), nb::arg("dout").none(), nb::arg("dlse"), nb::arg("dq"), nb::arg("dk"),
           nb::arg("dv"));

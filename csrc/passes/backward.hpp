@@ -113,7 +113,7 @@ class Backward {
         T *qt, *dot, *q_copy, *dout_copy, *dq;
         RowStatistics<T> rows;
         const T *qs, *dos;  // the copies, or where the rows lie
-        T* in_place;        // the rows of dq, where the products write them
+        T* in_place;        // where the products write the rows of dq: there, or in dq of this block
         bool complete;      // they have
     };
 
@@ -147,7 +147,7 @@ public:
                             [](int, VectorOfRows<T>) {});
         const auto deltas = [&](int lane, VectorOfRows<T> rows) { write_deltas<T>(p_, g_, x.q, lane, rows, x.rows); };
         x.dos = pack_rows<T>(p_.type, g_.dout, x.q, p_.E, x.rows.inv_row_sum, T{1}, rows_, x.dot, x.dout_copy, deltas);
-        x.in_place = g_.dq && x.q.in_one_key_tile(p_) ? rows_as_sums<T>(p_.type, g_.dq, p_, x.q, p_.D) : nullptr;
+        x.in_place = x.q.in_one_key_tile(p_) ? rows_as_sums<T>(p_.type, g_.dq, p_, x.q, p_.D, x.dq) : nullptr;
         x.complete = false;
         if (!x.in_place) std::memset(x.dq, 0, sizeof(T) * x.q.count * padded<T>(p_.D));
     }
@@ -188,9 +188,9 @@ public:
 
     void finish(int n) {
         const Packed& x = packed_[n];
-        if (x.complete || !g_.dq) return;
-        if (x.in_place) std::memset(x.dq, 0, sizeof(T) * x.q.count * padded<T>(p_.D));
-        write_rows<T>(x.dq, scale_, p_, x.q, p_.D, g_.dq, nullptr);
+        if (x.complete && x.in_place != x.dq) return;
+        if (x.in_place && !x.complete) std::memset(x.dq, 0, sizeof(T) * x.q.count * padded<T>(p_.D));
+        write_rows<T>(p_.type, x.dq, x.complete ? nullptr : scale_, p_, x.q, p_.D, g_.dq);
     }
 
 private:

@@ -218,8 +218,8 @@ public:
 
     void finish(int n) {
         const Packed& x = packed_[n];
-        write_rows<T>(x.dq, scale_, p_, x.q, p_.D, g_.g.dq, nullptr);
-        write_rows<T>(x.dq_dot, scale_, p_, x.q, p_.D, g_.dq_dot, nullptr);
+        write_rows<T>(p_.type, x.dq, scale_, p_, x.q, p_.D, g_.g.dq);
+        write_rows<T>(p_.type, x.dq_dot, scale_, p_, x.q, p_.D, g_.dq_dot);
     }
 
 private:

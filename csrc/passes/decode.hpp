@@ -128,8 +128,8 @@ void merge_runs(const Problem& p, const ForwardResult& r, std::int64_t b, std::i
         }
         const T inv_row_sum = sum == 0 ? 0 : 1 / sum;
         const std::int64_t at = (b * p.Hq + key_head * p.group()) * p.T + row;
-        const std::int64_t to = r.out_at(p, b, key_head * p.group() + row / p.T, row % p.T);
-        if (r.out) narrow_rows<T>(p.type, total, 0, 1, p.E, &inv_row_sum, r.out, to);
+        const std::int64_t to = r.out.at(p.Hq, p.T, p.E, b, key_head * p.group() + row / p.T, row % p.T);
+        if (r.out) narrow_rows<T>(p.type, total, 0, 1, p.E, &inv_row_sum, r.out.data, to);
         if (r.wide_out) narrow_rows<T>(compute_type<T>, total, 0, 1, p.E, &inv_row_sum, r.wide_out, at * p.E);
         write_statistics<T>(p, r, at, 1, broadcast<T>(row_max), broadcast<T>(sum));
     }

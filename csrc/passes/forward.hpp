@@ -35,33 +35,29 @@ inline void pack_lanes(Type type, const Rows& x, const Block<T>& q, long length,
         transpose_in<T>(gather_rows<T>(type, x, q, lane, length, rows), padded<T>(length), out + lane, block<T>, factor);
 }
 
-// Sums of a block, a row of whole vectors for each lane, to rows of an array (B, Hq, T, length), times factor[lane].
+// Sums of a block, a row of whole vectors for each lane, times factor[lane] (null: 1), to rows of an array (B, Hq, T, length),
+// if there is one.
 template <class T>
-inline void write_rows(const T* sums, const T* factor, const Problem& p, const Block<T>& q, long length, void* out,
-                       void* wide_out) {
-    const std::int64_t first = q.index(p, 0) * length;
-    if (out) narrow_rows<T>(p.type, sums, padded<T>(length), q.count, length, factor, out, first);
-    if (wide_out) narrow_rows<T>(compute_type<T>, sums, padded<T>(length), q.count, length, factor, wide_out, first);
-}
-
-// The same to out of a forward pass, whose strides may be any; the sums have `stride`, `factor` may be null.
-template <class T>
-inline void write_out(const T* sums, long stride, const T* factor, const Problem& p, const Block<T>& q,
-                      const ForwardResult& r) {
-    if (!r.out_row && !factor && stride == p.E)
-        return narrow_rows<T>(p.type, sums, 0, 1, q.count * p.E, nullptr, r.out, q.index(p, 0) * p.E);
+inline void write_rows(Type type, const T* sums, const T* factor, const Problem& p, const Block<T>& q, long length,
+                       const ResultRows& array) {
+    if (!array) return;
+    const long columns = padded<T>(length);
+    if (array.is_contiguous() && !factor && columns == length)
+        return narrow_rows<T>(type, sums, 0, 1, q.count * length, nullptr, array.data, q.index(p, 0) * length);
     for (int n = 0, end; n < q.count; n = end) {
-        for (end = n + 1; end < q.count && (!r.out_row || q.head[end] == q.head[n]);) ++end;
-        narrow_rows<T>(p.type, sums + n * stride, stride, end - n, p.E, factor ? factor + n : nullptr, r.out,
-                       r.out_at(p, q.b, q.head[n], q.row[n]), r.out_row);
+        for (end = n + 1; end < q.count && (array.is_contiguous() || q.head[end] == q.head[n]);) ++end;
+        narrow_rows<T>(type, sums + n * columns, columns, end - n, length, factor ? factor + n : nullptr, array.data,
+                       array.at(p.Hq, p.T, length, q.b, q.head[n], q.row[n]), array.row);
     }
 }
 
-// The rows of a block in an array (B, Hq, T, length), if they are what its sums are: whole vectors of the compute type.
+// Where products may write the rows of a block, if these are whole vectors: in an array (B, Hq, T, length) that is contiguous
+// and of the compute type, else in `sums`, from which they are copied. Null where there is no array, or they are not.
 template <class T>
-inline T* rows_as_sums(Type type, void* array, const Problem& p, const Block<T>& q, long length) {
-    if (type != compute_type<T> || length != padded<T>(length)) return nullptr;
-    return static_cast<T*>(array) + q.index(p, 0) * length;
+inline T* rows_as_sums(Type type, const ResultRows& array, const Problem& p, const Block<T>& q, long length, T* sums) {
+    if (!array || length != padded<T>(length)) return nullptr;
+    const bool there = type == compute_type<T> && array.is_contiguous();
+    return there ? static_cast<T*>(array.data) + q.index(p, 0) * length : sums;
 }
 
 // f<path>(k) for every key of a part.
@@ -197,15 +193,9 @@ public:
         start();
         const Span seen = q_.all.outer;
         in_place_ = nullptr;
-        if (q_.in_one_key_tile(p_)) {
-            if (r_.wide_out) {
-                in_place_ = rows_as_sums<T>(compute_type<T>, r_.wide_out, p_, q_, p_.E);
-            } else if (!r_.out_row) {
-                in_place_ = rows_as_sums<T>(p_.type, r_.out, p_, q_, p_.E);
-            } else if (p_.type == compute_type<T> && p_.E == padded<T>(p_.E)) {  // as there, to the same bits
-                in_place_ = sums_;
-            }
-        }
+        if (q_.in_one_key_tile(p_))
+            in_place_ = r_.wide_out ? rows_as_sums<T>(compute_type<T>, r_.wide_out, p_, q_, p_.E, sums_)
+                                    : rows_as_sums<T>(p_.type, r_.out, p_, q_, p_.E, sums_);
         if (!in_place_) clear();
         bool any = false;
         for (long k0 = seen.a / keys<T> * keys<T>; k0 < seen.b && !parallel.cancelled(); k0 += keys<T>) {
@@ -284,10 +274,10 @@ private:
                                 load<T>(online_.row_sum + n));
         if (!in_place_) {
             const T* factor = invert_sums(0, q_.width);
-            if (r_.out) write_out<T>(sums_, padded<T>(p_.E), factor, p_, q_, r_);
-            write_rows<T>(sums_, factor, p_, q_, p_.E, nullptr, r_.wide_out);
-        } else if (r_.out && (r_.wide_out || in_place_ == sums_)) {
-            write_out<T>(in_place_, p_.E, nullptr, p_, q_, r_);
+            write_rows<T>(p_.type, sums_, factor, p_, q_, p_.E, r_.out);
+            write_rows<T>(compute_type<T>, sums_, factor, p_, q_, p_.E, r_.wide_out);
+        } else if (r_.wide_out || in_place_ == sums_) {
+            write_rows<T>(p_.type, in_place_, nullptr, p_, q_, p_.E, r_.out);
         }
     }
 

@@ -240,8 +240,12 @@ private:
             for (long e = first; e < first + padded<T>(p_.E); e += lanes<T>)
                 store<T>(sums_dot_ + e, load<T>(sums_dot_ + e) - online_.tangent_residue[n] * load<T>(sums_ + e));
         }
-        write_rows<T>(sums_, online_.rescale, p_, q_, p_.E, r_.f.out, r_.f.wide_out);
-        write_rows<T>(sums_dot_, online_.rescale, p_, q_, p_.E, r_.out_dot, r_.wide_out_dot);
+        const auto write = [&](const T* sums, const ResultRows& out, const ResultRows& wide_out) {
+            write_rows<T>(p_.type, sums, online_.rescale, p_, q_, p_.E, out);
+            write_rows<T>(compute_type<T>, sums, online_.rescale, p_, q_, p_.E, wide_out);
+        };
+        write(sums_, r_.f.out, r_.f.wide_out);
+        write(sums_dot_, r_.out_dot, r_.wide_out_dot);
     }
 
     const Problem& p_;

@@ -18,6 +18,22 @@ struct Rows {
     std::int64_t b = 0, h = 0, row = 0;
 };
 
+// One that is written; strides of 0: it is contiguous.
+struct ResultRows {
+    void* data = nullptr;
+    std::int64_t b = 0, h = 0, row = 0;
+
+    ResultRows(void* contiguous = nullptr) : data(contiguous) {}
+    explicit operator bool() const { return data != nullptr; }
+    bool is_contiguous() const { return row == 0; }
+
+    // Where row `t` of an array (B, heads, rows, length) begins, in elements.
+    std::int64_t at(std::int64_t heads, std::int64_t rows, std::int64_t length, std::int64_t b0, std::int64_t head,
+                    std::int64_t t) const {
+        return row ? b0 * b + head * h + t * row : ((b0 * heads + head) * rows + t) * length;
+    }
+};
+
 // An array that broadcasts to (B, Hq, T, S): strides in elements, 0 along broadcast axes.
 struct Plane {
     const void* data = nullptr;
@@ -51,15 +67,9 @@ struct Problem {
 // The row statistics that a backward pass rebuilds the weights from: p = exp2(s log2(e) - row_max) * inv_row_sum. All arrays
 // but out are contiguous, and but out in the compute type. A row that sees nothing has row_max = 0 and inv_row_sum = 0.
 struct ForwardResult {
-    void* out = nullptr;                                              // (B, Hq, T, E), in the storage type; may be null
+    ResultRows out;                                                   // (B, Hq, T, E), in the storage type; may be null
     void* wide_out = nullptr;                                         // the same in the compute type; may be null
     void *lse = nullptr, *row_max = nullptr, *inv_row_sum = nullptr;  // (B, Hq, T)
-    std::int64_t out_b = 0, out_h = 0, out_row = 0;                   // strides of out, in elements; all 0: contiguous
-
-    // Where a row of out begins, in elements.
-    std::int64_t out_at(const Problem& p, std::int64_t b, std::int64_t h, std::int64_t t) const {
-        return out_row ? b * out_b + h * out_h + t * out_row : ((b * p.Hq + h) * p.T + t) * p.E;
-    }
 };
 
 // The directions of forward mode; null data: zero, and skipped.
@@ -84,11 +94,11 @@ struct BackwardProblem {
     const void* out = nullptr;   // (B, Hq, T, E), compute type, contiguous
     const void *row_max = nullptr, *inv_row_sum = nullptr;
     // These three may be null: not wanted.
-    void* dq = nullptr;                 // (B, Hq, T, D), storage type
-    void *dk = nullptr, *dv = nullptr;  // (B, Hk, S, D) and (B, Hk, S, E), storage type; written where B Hq T > 0
-    void* delta = nullptr;              // (B, Hq, T), compute type
-    Plane dbias;                        // compute type; null where there is no bias, or it is not wanted
-    bool dbias_alone = false;           // every score has its own number there: it is written; else added to, zero before
+    ResultRows dq;             // (B, Hq, T, D), storage type
+    ResultRows dk, dv;         // (B, Hk, S, D) and (B, Hk, S, E), storage type; written where B Hq T > 0
+    void* delta = nullptr;     // (B, Hq, T), compute type
+    Plane dbias;               // compute type; null where there is no bias, or it is not wanted
+    bool dbias_alone = false;  // every score has its own number there: it is written; else added to, zero before
 };
 
 struct BackwardTangentProblem {

@@ -34,7 +34,7 @@ class Addressed:
 def test_tensors_are_read_by_address():
     out = np.empty_like(V)
     fields = {"scale": 0.5, "softcap": 2.0, "causal": True}
-    saved = _native.forward_by_address(1, *map(Addressed, (Q, K, V)), fields, out.ctypes.data, (), 0, True)
+    saved = _native.forward_by_address(1, *map(Addressed, (Q, K, V)), fields, (out.ctypes.data,), 0, True)
     expected, _, row_max, inv_row_sum = forward(fields)
     for x, y in zip((out, *_native.residuals_of(saved)), (expected, expected, row_max, inv_row_sum), strict=True):
         assert np.array_equal(x, y)
@@ -65,7 +65,7 @@ def test_a_field_that_is_unknown_or_wrong_is_refused(fields, error, text):
 def test_arrays_are_not_read_by_address():
     mask = {"mask": np.ones((1, 1, 1, 1), bool)}
     with pytest.raises(TypeError, match=r"^attngrad._native.forward_by_address: field 'mask' takes an array.$"):
-        _native.forward_by_address(1, *map(Addressed, (Q, K, V)), mask, 0, (), 0, False)
+        _native.forward_by_address(1, *map(Addressed, (Q, K, V)), mask, (0,), 0, False)
 
 
 def test_arrays_of_other_types_are_refused():

@@ -82,28 +82,50 @@ def instruction_set(request):
     _native.set_isa(before)
 
 
-# One key tile and several, one query, grouped queries, features that fill whole vectors or not.
-TOKENS_BEFORE_HEADS = [(3, 10, 4, 4, 32), (1, 1, 4, 2, 64), (2, 3, 4, 1, 20), (2, 300, 2, 2, 64), (2, 37, 6, 2, 33)]
+# One key tile and several, one query, grouped queries, features of whole vectors or not, several tasks that share keys.
+TOKENS_BEFORE_HEADS = [
+    (3, 10, 4, 4, 32),
+    (1, 1, 4, 2, 64),
+    (2, 3, 4, 1, 20),
+    (2, 300, 2, 2, 64),
+    (2, 37, 6, 2, 33),
+    (1, 700, 1, 1, 16),
+]
 
 
 @pytest.mark.usefixtures("plain", "instruction_set")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("sizes", TOKENS_BEFORE_HEADS, ids=str)
-def test_out_lies_in_memory_as_the_queries_do(dtype, sizes):
+def test_out_and_gradients_lie_in_memory_as_the_inputs_do(dtype, sizes):
     b, t, heads, key_heads, d = sizes
     q, k, v = torch.randn(b, t, 3, heads, d).to(dtype).permute(2, 0, 3, 1, 4)
     k, v = k[:, :key_heads], v[:, :key_heads]
-    for grad in (False, True):
-        for options in ({}, {"causal": True}):
-            strided, contiguous = (x.detach().requires_grad_(grad) for x in (q, q.contiguous()))
-            out, expected = bridge.attention(strided, k, v, **options), bridge.attention(contiguous, k, v, **options)
-            assert torch.equal(out, expected)
-            assert out.transpose(1, 2).is_contiguous()
-            assert expected.is_contiguous()
-            if grad:
-                dout = torch.randn_like(expected)
-                pair = (torch.autograd.grad(y, x, dout)[0] for x, y in ((strided, out), (contiguous, expected)))
-                assert torch.equal(*pair)
+    everything, all_but_two, last = slice(None), slice(None, max(1, t - 2)), slice(-10, None)
+    for options, queries, keys in (
+        ({}, everything, everything),
+        ({"causal": True}, everything, everything),
+        ({"causal": True}, everything, all_but_two),  # the first queries see nothing
+        ({"window": (1, 0)}, last, everything),  # the first keys are not seen
+    ):
+        for values in (v, v[..., :7]):  # D != E: the axes of q say nothing of out
+            arrays = (q[:, :, queries], k[:, :, keys], values[:, :, keys])
+            strided = [x.detach().requires_grad_() for x in arrays]
+            contiguous = [x.detach().contiguous().requires_grad_() for x in arrays]
+            found = [bridge.attention(*x, **options) for x in (strided, contiguous)]
+            bare = bridge.attention(*arrays, **options)
+            assert torch.equal(*found)
+            assert torch.equal(bare, found[0])
+            in_order = values is v or t == 1 or heads == 1
+            assert all(x.transpose(1, 2).is_contiguous() is in_order for x in (bare, found[0]))
+            assert found[1].is_contiguous()
+            grads, expected = (
+                torch.autograd.grad(y, x, y.detach().contiguous())
+                for y, x in zip(found, (strided, contiguous), strict=True)
+            )
+            for ours, theirs in zip(grads, expected, strict=True):
+                assert torch.equal(ours, theirs)
+                assert ours.transpose(1, 2).is_contiguous()
+                assert theirs.is_contiguous()
 
 
 @pytest.mark.usefixtures("plain")
