@@ -8,9 +8,7 @@ from __future__ import annotations
 import html
 import itertools
 import json
-import os
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,28 +23,10 @@ from attngrad.explain.html import WHOLE, WINDOW
 from attngrad.reference.dense import visibility
 from cases import EVERYTHING, OPTIONS, SHAPES, make
 
-CHROMIUM = next(
-    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
-)
-MISSING = "no Chromium on this machine: the page was NOT tested. Install it: apt-get install chromium"
 NAMES = ("Z", "S", "L", "A", "O", "dO", "dA", "delta", "dS", "dZ", "dQ", "dK", "dV")
 ALL = ("Q", "K", "V", "Z", "S", "A", "O", "L", "dO", "dA", "dS", "dQ", "dK", "dV")
 SWITCHES = ("causal", "mask", "gqa", "scale", "softcap")
 TOKENS = ["the", "cat", "sat", "down"]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    if CHROMIUM is None:
-        if os.environ.get("CI", "").lower() == "true":
-            pytest.fail(MISSING)
-        pytest.skip(MISSING)
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as driver:
-        found = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        yield found
-        found.close()
 
 
 class Page:
