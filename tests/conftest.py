@@ -13,7 +13,7 @@ from hypothesis import settings
 
 for folder in ("support", "robustness"):  # what other tests import
     sys.path.insert(0, str(Path(__file__).parent / folder))
-pytest.register_assert_rewrite("jax_tools")  # what it finds unequal is shown as in a test
+pytest.register_assert_rewrite("jax_tools", "torch_tools")  # what they find unequal is shown as in a test
 
 settings.register_profile("attngrad", deadline=None, derandomize=True, max_examples=60)
 settings.load_profile("attngrad")
