@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+import attngrad
+
 for folder in ("support", "robustness"):  # what other tests import
     sys.path.insert(0, str(Path(__file__).parent / folder))
 pytest.register_assert_rewrite("jax_tools", "torch_tools")  # what they find unequal is shown as in a test
@@ -34,3 +36,11 @@ def browser() -> Iterator[Any]:
         found = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
         yield found
         found.close()
+
+
+@pytest.fixture
+def threads() -> Iterator[Any]:
+    """Set the number of threads; it is put back afterwards."""
+    before = attngrad.get_num_threads()
+    yield attngrad.set_num_threads
+    attngrad.set_num_threads(before)
