@@ -74,7 +74,7 @@ sanitize-address: $(TESTING)
 	$(install-sanitized)
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
 	  UBSAN_OPTIONS=print_stacktrace=1 $(SANITIZED)/bin/python -m pytest $(WORKERS) -m "not full" -p no:cacheprovider \
-	  tests/backends/test_kernels.py tests/backends/test_matrix_tiles.py tests/functional/test_attention.py tests/functional/test_tangents.py tests/core/test_philox.py \
+	  tests/backends/test_kernels*.py tests/backends/test_matrix_tiles.py tests/functional/test_attention.py tests/functional/test_tangents.py tests/core/test_philox.py \
 	  -k "not linear_memory"
 
 # First the pool without Python, then the tests of threads in one process. What is reported ends it with exit status 66.
@@ -87,7 +87,7 @@ sanitize-thread: $(TESTING)
 	$(RACES) build/pool
 	$(install-sanitized)
 	LD_PRELOAD="$$(gcc -print-file-name=libtsan.so)" $(RACES) OPENBLAS_NUM_THREADS=1 \
-	  $(SANITIZED)/bin/python -m pytest -m "not full" -p no:cacheprovider --capture=sys tests/robustness/test_load.py tests/backends/test_kernels.py \
+	  $(SANITIZED)/bin/python -m pytest -m "not full" -p no:cacheprovider --capture=sys tests/robustness/test_load.py tests/backends/test_kernels*.py \
 	  -k "thread or at_once or workers or fork or interpreter or alive"
 
 # Random inputs for the kernels, the arguments, the formula parser, the loaders and the command, for MINUTES in all;

@@ -217,7 +217,7 @@ def in_a_process(*names):
         capture_output=True,
         text=True,
         check=True,
-        cwd=Path(planted.__file__).parent,
+        cwd=Path(planted.__file__).parents[1],
     )
     return json.loads(done.stdout)
 

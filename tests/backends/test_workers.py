@@ -14,7 +14,7 @@ import pytest
 import attngrad
 from attngrad import _native
 from attngrad.backends.cpu import workers
-from tests.backends.test_kernels import script, threads  # noqa: F401 - a fixture
+from processes import script
 from tests.robustness.load import jobs, same
 
 
@@ -38,7 +38,7 @@ def runs() -> dict[str, int]:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
-def test_results_are_the_same_bit_for_bit_whoever_runs_the_tasks(openmp, threads, count):  # noqa: F811
+def test_results_are_the_same_bit_for_bit_whoever_runs_the_tasks(openmp, threads, count):
     threads(count)
     ctypes.CDLL(workers._runtime.file).omp_set_num_threads(count)
     begun = runs()["openmp"]
@@ -53,7 +53,7 @@ def test_results_are_the_same_bit_for_bit_whoever_runs_the_tasks(openmp, threads
     assert (runs()["openmp"] > begun) == (count > 1)
 
 
-def test_borrowed_workers_are_used_and_own_ones_are_not(openmp, threads):  # noqa: F811
+def test_borrowed_workers_are_used_and_own_ones_are_not(openmp, threads):
     threads(2)
     q = np.ones((4, 8, 256, 32), np.float32)
     before = runs()
@@ -63,7 +63,7 @@ def test_borrowed_workers_are_used_and_own_ones_are_not(openmp, threads):  # noq
     assert after["own"] == before["own"]
 
 
-def test_other_threads_than_the_main_one_have_the_pool(openmp, threads):  # noqa: F811
+def test_other_threads_than_the_main_one_have_the_pool(openmp, threads):
     import threading
 
     threads(2)
@@ -76,7 +76,7 @@ def test_other_threads_than_the_main_one_have_the_pool(openmp, threads):  # noqa
     assert (after["openmp"], after["own"]) == (before["openmp"], before["own"] + 1)
 
 
-def test_no_more_workers_are_asked_for_than_the_runtime_would_use(openmp, threads):  # noqa: F811
+def test_no_more_workers_are_asked_for_than_the_runtime_would_use(openmp, threads):
     threads(4096)  # libgomp ends the process where a thread cannot be made
     ctypes.CDLL(workers._runtime.file).omp_set_num_threads(1)
     q = np.ones((4, 8, 256, 32), np.float32)
@@ -85,7 +85,7 @@ def test_no_more_workers_are_asked_for_than_the_runtime_would_use(openmp, thread
     assert runs()["alone"] == before["alone"] + 1
 
 
-def test_within_a_parallel_region_a_call_runs_on_its_own_thread(openmp, threads):  # noqa: F811
+def test_within_a_parallel_region_a_call_runs_on_its_own_thread(openmp, threads):
     threads(2)
     q = np.ones((4, 8, 256, 32), np.float32)
     library = ctypes.CDLL("libgomp.so.1")

@@ -11,7 +11,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from tests.docs.test_site import CHROMIUM, MISSING
+from chromium import CHROMIUM, MISSING
 
 image = pytest.importorskip("PIL.Image")
 DOCS = Path(__file__).parents[2] / "docs"

@@ -7,15 +7,11 @@ Skipped, loudly, where there is no Chromium; under CI=true that is a failure.
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
-import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote, urldefrag
 
 import pytest
@@ -24,10 +20,6 @@ from tests.packaging.test_public import MODULES, NAMES
 
 DOCS = Path(__file__).parents[2] / "docs"
 WIDTHS = (375, 768, 1280)
-CHROMIUM = next(
-    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
-)
-MISSING = "no Chromium on this machine: the site was NOT looked at. Install it: apt-get install chromium"
 NEEDED = ("sphinx", "myst_nb", "furo", "latex2mathml", "sphinx_design")
 
 pytestmark = [
@@ -84,20 +76,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
     assert found.returncode == 0, found.stderr
     return folder / "html"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    if CHROMIUM is None:
-        if os.environ.get("CI", "").lower() == "true":
-            pytest.fail(MISSING)
-        pytest.skip(MISSING)
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as driver:
-        found = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        yield found
-        found.close()
 
 
 def pages(site: Path) -> list[Path]:

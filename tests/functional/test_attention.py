@@ -12,11 +12,10 @@ import pytest
 import attngrad
 from attngrad import Gradients, reference
 from attngrad.testing import relative_error
-from cases import EVERYTHING, PAIRS, SHAPES, SINGLES, Case, Shape, label, make
+from cases import EVERYTHING, NARROW, PAIRS, SHAPES, SINGLES, Case, Shape, label, make
 from passes import all_passes, assert_equal_to_the_reference, assert_within_the_rounding_bound
 
 COMBINATIONS = [*SINGLES, *PAIRS, EVERYTHING]
-NARROW = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
 
 @pytest.mark.parametrize("names", COMBINATIONS, ids=label)

@@ -14,7 +14,7 @@ import pytest
 
 import attngrad
 from load import Job, jobs, same
-from tests.backends.test_kernels import script, threads  # noqa: F401 - a fixture
+from processes import script
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def work() -> list[tuple[Job, list[Any]]]:
 
 
 @pytest.mark.parametrize("count", [2, 16], ids=["as many as the machine has", "many more"])
-def test_every_pass_at_once_gives_the_results_it_gives_alone(work, threads, count):  # noqa: F811
+def test_every_pass_at_once_gives_the_results_it_gives_alone(work, threads, count):
     """16 Python threads, each of whose calls may use ``count`` threads."""
     threads(count)
     with ThreadPoolExecutor(16) as pool:
@@ -41,7 +41,7 @@ def test_every_pass_at_once_gives_the_results_it_gives_alone(work, threads, coun
             assert not wrong
 
 
-def test_the_number_of_threads_may_change_while_others_compute(work, threads):  # noqa: F811
+def test_the_number_of_threads_may_change_while_others_compute(work, threads):
     stop = threading.Event()
 
     def change(numbers: list[int]) -> None:

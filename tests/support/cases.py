@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 
 from attngrad.core.operands import Tangents
@@ -87,6 +88,8 @@ OPTIONS: dict[str, Builder] = {
 SINGLES: list[tuple[str, ...]] = [(), *((name,) for name in OPTIONS)]
 PAIRS: list[tuple[str, ...]] = list(itertools.combinations(OPTIONS, 2))
 EVERYTHING = ("scale", "causal ragged", "window", "masked rows", "bias", "softcap", "sinks", "dropout", "segments")
+SHARED_BIAS = ("causal", "bias of a head", "dropout", "sinks")
+NARROW = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
 
 @dataclass

@@ -10,7 +10,7 @@ import attngrad.torch as bridge
 from attngrad.torch import _ops
 from attngrad.torch._passes import bind_inputs, passes_of
 from cases import EVERYTHING, Shape, label, make
-from tests.torch.test_torch import problem
+from torch_tools import problem
 
 SMALL = Shape((2,), 4, 2, 3, 4, 2, 3)
 

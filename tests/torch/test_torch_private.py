@@ -12,7 +12,7 @@ from torch.autograd import gradcheck, gradgradcheck
 import attngrad
 from attngrad.torch import _private
 from cases import make
-from tests.torch.test_torch import SMALL, problem
+from torch_tools import SMALL, problem
 
 CAUTIOUS = {
     "_functorch_active": lambda: True,

@@ -12,7 +12,7 @@ import attngrad
 import attngrad.torch
 from attngrad import _native
 from attngrad.backends.cpu import workers
-from tests.backends.test_kernels import script
+from processes import script
 
 Q = torch.randn(4, 8, 256, 32, generator=torch.Generator().manual_seed(0))
 
