@@ -73,6 +73,47 @@ def test_autocast_casts_as_on_the_kernels():
     assert torch.autograd.grad(found.float().sin().sum(), q)[0].dtype is torch.float32
 
 
+def by_order(function, x, orders=3):
+    """The values and their derivatives, each of the sum of sines of those before."""
+    found = [function(x)]
+    for _ in range(orders):
+        found += torch.autograd.grad(found[-1].sin().sum(), x, create_graph=True)
+    return [y.detach() for y in found]
+
+
+def test_autocast_rounds_nothing_that_is_given_wide():
+    """``attention`` takes what it is given: products inside are in float32 there, of every order."""
+    (x,) = leaves((1, 2, 9, 4))
+
+    def run():
+        return by_order(lambda x: bridge.attention(x, x, x, causal=True, softcap=3.0), x)
+
+    expected = run()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = run()
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_under_autocast_weights_add_up_to_one_as_elsewhere():
+    q = 4 * torch.randn(1, 2, 9, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = bridge.attention_weights(q, q)
+    torch.testing.assert_close(found, bridge.attention_weights(q, q))
+    torch.testing.assert_close(found.sum(-1), torch.ones(1, 2, 9), rtol=1e-5, atol=1e-5)
+
+
+def test_autocast_serves_a_module_that_adds_keys_of_its_own():
+    torch.manual_seed(0)
+    layer = bridge.MultiheadAttention(8, 2, add_bias_kv=True, batch_first=True)
+    theirs = torch.nn.MultiheadAttention(8, 2, add_bias_kv=True, batch_first=True)
+    theirs.load_state_dict(layer.state_dict())
+    x = torch.randn(2, 5, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        found, expected = (m(x, x, x, need_weights=False)[0] for m in (layer, theirs))
+    assert found.dtype is expected.dtype
+    torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
+
+
 def test_the_module_and_export_give_what_the_kernels_give():
     layer = bridge.MultiheadAttention(8, 2, batch_first=True).double().eval()
     x = torch.randn(2, 5, 8, dtype=torch.float64)

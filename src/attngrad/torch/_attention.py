@@ -183,8 +183,9 @@ def _check_mask(function: str, mask: Tensor, q: layouts.Shape, k: layouts.Shape,
 
 def autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v as ``torch.autocast`` has the inputs of PyTorch's attention: all but float64 in its dtype."""
-    if torch.is_autocast_enabled(q.device.type):
-        dtype = torch.get_autocast_dtype(q.device.type)
+    device = q.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):  # meta has none
+        dtype = torch.get_autocast_dtype(device)
         q, k, v = (x.to(dtype) if x.is_floating_point() and x.dtype is not torch.float64 else x for x in (q, k, v))
     return q, k, v
 

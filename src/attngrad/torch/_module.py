@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from attngrad.core.checks import fail
-from attngrad.torch._attention import attention
+from attngrad.torch._attention import attention, autocast
 from attngrad.torch._tensors import check_tensor
 from attngrad.torch._weights import attention_weights
 
@@ -54,7 +54,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         elif not self.batch_first:
             query, key, value = (x.transpose(0, 1) for x in (query, key, value))
 
-        q, k, v = (self._heads(x) for x in self._project(query, key, value))
+        q, k, v = autocast(*(self._heads(x) for x in self._project(query, key, value)))
         if key_padding_mask is None and is_causal and not need_weights:
             attn_mask = None  # then the hint stands for it
         else:
