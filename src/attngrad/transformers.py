@@ -145,10 +145,13 @@ def _without_mask(
         options["window"] = (window - 1, None)
     lengths = kwargs.get("cu_seq_lens_q")
     if lengths is not None:
-        if not torch.equal(lengths, kwargs.get("cu_seq_lens_k", lengths)) or query.shape[0] != 1:
+        of_keys = kwargs.get("cu_seq_lens_k", lengths)
+        # Mostly they are one tensor; to compare two, the host waits for the device.
+        if not (of_keys is lengths or torch.equal(lengths, of_keys)) or query.shape[0] != 1:
             remedy = "Load the model with attn_implementation='eager'."
             fail(ValueError, _NAME, "cu_seq_lens_q", "equal cu_seq_lens_k, in a batch of one", "others", remedy)
-        ids = torch.bucketize(torch.arange(tokens), lengths[1:].to(torch.int64), right=True)
+        positions = torch.arange(tokens, device=lengths.device)
+        ids = torch.bucketize(positions, lengths[1:].to(torch.int64), right=True)
         options["segments"] = (ids, ids)
     return options
 

@@ -240,6 +240,28 @@ def test_meta_has_every_pass_by_autograd_and_forward_mode(dtype):
     assert (moved.shape, moved.dtype, moved.device.type) == ((2, 4, 9, 5), dtype, "meta")
 
 
+def test_drop_ins_make_their_tensors_on_the_device():
+    q = torch.empty(1, 9, 2, 4, device="meta")
+    heads = q.transpose(1, 2)
+    slopes = torch.empty(2, device="meta")
+    for causal in (False, True):
+        found = bridge.flash_attn_func(q, q, q, alibi_slopes=slopes, causal=causal, return_attn_probs=True)
+        assert [x.device.type for x in found[:2]] == ["meta", "meta"]
+    assert bridge.scaled_dot_product_attention(heads, heads, heads).is_meta
+    with pytest.raises(ValueError, match="alibi_slopes must be on the device of q, meta; got cpu"):
+        bridge.flash_attn_func(q, q, q, alibi_slopes=torch.ones(2))
+
+
+def test_packed_sequences_of_transformers_are_told_on_the_device(monkeypatch):
+    pytest.importorskip("transformers")
+    from attngrad.transformers import attention_forward
+
+    q, lengths = torch.empty(1, 2, 9, 4, device="meta"), torch.empty(3, dtype=torch.int32, device="meta")
+    monkeypatch.setattr(torch, "equal", lambda a, b: pytest.fail("the host would wait for the device"))
+    out, _ = attention_forward(torch.nn.Module(), q, q, q, None, cu_seq_lens_q=lengths, cu_seq_lens_k=lengths)
+    assert out.is_meta
+
+
 # --- planted mistakes -------------------------------------------------------------------------------------------------
 
 PLANTED = {
