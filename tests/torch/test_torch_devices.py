@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch.autograd import forward_ad
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 import attngrad.torch as bridge
@@ -238,6 +239,48 @@ def test_meta_has_every_pass_by_autograd_and_forward_mode(dtype):
         out = bridge.attention(forward_ad.make_dual(q, torch.empty_like(q)), k, v, bias=bias)
         moved = forward_ad.unpack_dual(out).tangent
     assert (moved.shape, moved.dtype, moved.device.type) == ((2, 4, 9, 5), dtype, "meta")
+
+
+ALL = {
+    "causal": True,
+    "window": (5, 3),
+    "offset": torch.tensor([0, 2]),
+    "mask": torch.ones(9, 11, dtype=torch.bool),
+    "bias": torch.zeros(4, 1, 11),
+    "softcap": 2.0,
+    "sinks": torch.zeros(4),
+    "dropout": 0.2,
+    "seed": 7,
+    "segments": (torch.zeros(2, 9, dtype=torch.int64), torch.zeros(2, 11, dtype=torch.int64)),
+}
+
+
+def moved(value, device):
+    if isinstance(value, tuple):
+        return tuple(moved(x, device) for x in value)
+    return value.to(device) if isinstance(value, torch.Tensor) else value
+
+
+class Copies(TorchFunctionMode):
+    """What makes a tensor of a device from numbers of the host, for whose copy the host waits."""
+
+    def __init__(self):
+        super().__init__()
+        self.made = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func in (torch.asarray, torch.as_tensor, torch.tensor) and not isinstance(args[0], torch.Tensor):
+            self.made.append((func.__name__, args))
+        return func(*args, **(kwargs or {}))
+
+
+def test_no_number_is_copied_to_a_device():
+    q, k, v = (torch.empty(2, *s, device="meta", requires_grad=True) for s in ((4, 9, 6), (2, 11, 6), (2, 11, 5)))
+    options = {name: moved(value, "meta") for name, value in ALL.items()}
+    with Copies() as copies:
+        by_order(lambda q: bridge.attention(q, k, v, **options), q)
+        func.jvp(lambda q: bridge.attention(q, k, v, **options), (q,), (q,))
+    assert not copies.made
 
 
 def test_drop_ins_make_their_tensors_on_the_device():
