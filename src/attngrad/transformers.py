@@ -24,6 +24,7 @@ except ImportError as error:
 
 from attngrad.core.checks import fail
 from attngrad.torch._attention import attention, autocast
+from attngrad.torch._passes import draw_seed
 from attngrad.torch._tensors import wide_dtype
 from attngrad.torch._weights import attention_weights
 
@@ -114,7 +115,7 @@ def attention_forward(
     if s_aux is not None:
         options["sinks"] = s_aux if s_aux.dtype is wide_dtype(query.dtype) else s_aux.to(query.dtype)
     if dropout:
-        options |= {"dropout": dropout, "seed": torch.randint(2**63 - 1, ())}
+        options |= {"dropout": dropout, "seed": draw_seed(query)}
     if not output_attentions:
         return attention(query, key, value, **options).transpose(1, 2).contiguous(), None
     out, lse = attention(query, key, value, **options, return_lse=True)

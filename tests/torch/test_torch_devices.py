@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import attngrad.torch as bridge
 from attngrad.backends.blocked import blocks, formulas
+from attngrad.torch._passes import draw_seed
 from tests.backends import test_blocked
 from tests.torch.test_torch_compile import compiled, leaves, same_gradients
 
@@ -303,6 +305,28 @@ def test_packed_sequences_of_transformers_are_told_on_the_device(monkeypatch):
     monkeypatch.setattr(torch, "equal", lambda a, b: pytest.fail("the host would wait for the device"))
     out, _ = attention_forward(torch.nn.Module(), q, q, q, None, cu_seq_lens_q=lengths, cu_seq_lens_k=lengths)
     assert out.is_meta
+
+
+@pytest.mark.parametrize("name", ["scaled_dot_product_attention", "flash_attn_func", "module", "transformers"])
+def test_a_seed_is_drawn_on_the_device_where_a_graph_may_be_replayed(name, monkeypatch):
+    x, devices = torch.empty(2, 4, 4, 4, device="meta"), []
+    drawn = torch.randint
+    monkeypatch.setattr(torch, "randint", lambda *a, device, **k: devices.append(device) or drawn(*a, device=device))
+    if name == "module":
+        layer = bridge.MultiheadAttention(4, 2, dropout=0.1, batch_first=True, device="meta")
+        layer(x[0], x[0], x[0])
+    elif name == "transformers":
+        pytest.importorskip("transformers")
+        from attngrad.transformers import attention_forward
+
+        attention_forward(torch.nn.Module(), x, x, x, None, dropout=0.1)
+    else:
+        getattr(bridge, name)(x, x, x, dropout_p=0.1)
+    assert [torch.device(d).type for d in devices] == ["meta"]
+
+
+def test_a_seed_for_mps_is_drawn_on_the_cpu():
+    assert draw_seed(SimpleNamespace(device=torch.device("mps"))).is_cpu
 
 
 # --- planted mistakes -------------------------------------------------------------------------------------------------

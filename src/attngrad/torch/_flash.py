@@ -10,6 +10,7 @@ from torch import Tensor
 from attngrad.core.arrays import kind_of
 from attngrad.core.checks import check_flag, check_integer, check_real, fail
 from attngrad.torch._attention import call
+from attngrad.torch._passes import draw_seed
 from attngrad.torch._tensors import check_tensor, wide_dtype
 
 _NAME = "flash_attn_func"
@@ -65,7 +66,7 @@ def flash_attn_func(
     if cap > 0.0:
         given["softcap"] = cap
     if dropout_p != 0.0:
-        given |= {"dropout": dropout_p, "seed": torch.randint(2**63 - 1, (), device="cpu")}
+        given |= {"dropout": dropout_p, "seed": draw_seed(q)}
     shift = None
     if alibi_slopes is not None:
         given["bias"], shift = _alibi(q, k, alibi_slopes, causal or right == 0)
