@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import attngrad.torch as bridge
 from attngrad.backends.blocked import blocks, formulas
+from attngrad.torch import _tensors
 from attngrad.torch._passes import draw_seed
 from tests.backends import test_blocked
 from tests.torch.test_torch_compile import compiled, leaves, same_gradients
@@ -327,6 +328,16 @@ def test_a_seed_is_drawn_on_the_device_where_a_graph_may_be_replayed(name, monke
 
 def test_a_seed_for_mps_is_drawn_on_the_cpu():
     assert draw_seed(SimpleNamespace(device=torch.device("mps"))).is_cpu
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_another_default_device_changes_nothing(dtype):
+    _tensors._numpy_dtype.cache_clear()
+    q = torch.randn(2, 9, 4, dtype=dtype)
+    mask = torch.ones(9, 9, dtype=torch.bool)
+    with torch.device("meta"):
+        found = bridge.attention(q, q, q, mask=mask, dropout=0.1, seed=7)
+    assert torch.equal(found, bridge.attention(q, q, q, mask=mask, dropout=0.1, seed=7))
 
 
 # --- planted mistakes -------------------------------------------------------------------------------------------------
