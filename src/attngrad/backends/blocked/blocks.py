@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -34,6 +34,17 @@ BUDGET = _budget(os.environ.get(VARIABLE, "64"))
 """Bytes that the matrices of one block may take together; more where the arrays of the call are larger than that."""
 _TIMES_Q = 12
 """Bytes of q beyond which BUDGET stops to be enough: a long sequence gets this many times its q."""
+
+
+@contextmanager
+def small_blocks() -> Iterator[None]:
+    """For a while, cut short sequences too: what only long ones would run is run by small ones."""
+    global BUDGET
+    before, BUDGET = BUDGET, 0
+    try:
+        yield
+    finally:
+        BUDGET = before
 
 
 _ROWS = 32
