@@ -326,6 +326,25 @@ def test_a_seed_is_drawn_on_the_device_where_a_graph_may_be_replayed(name, monke
     assert [torch.device(d).type for d in devices] == ["meta"]
 
 
+@pytest.mark.parametrize("keys", [3, 9])
+def test_sums_without_baddbmm_are_the_same(keys, monkeypatch):
+    """As for MPS; of 3 keys some blocks see none."""
+    torch.manual_seed(0)
+    q, k, v, t = (torch.randn(2, 2, n, 3, dtype=torch.float64) for n in (9, keys, keys, keys))
+
+    def run():
+        def function(k):
+            return bridge.attention(q, k, v, causal=True)
+
+        x = k.clone().requires_grad_()
+        return [*by_order(function, x, 2), *func.jvp(func.grad(lambda k: function(k).sin().sum()), (k,), (t,))]
+
+    expected = run()
+    monkeypatch.setattr(formulas, "_APART", ("cpu",))
+    monkeypatch.setattr(torch.Tensor, "baddbmm_", lambda *x: pytest.fail("in place"))
+    same(run(), expected)
+
+
 def test_a_seed_for_mps_is_drawn_on_the_cpu():
     assert draw_seed(SimpleNamespace(device=torch.device("mps"))).is_cpu
 
