@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import statistics
 import subprocess
 import sys
 import time
 import warnings
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import click
@@ -47,13 +48,25 @@ def _sdpa(kind: SDPBackend) -> Function:
 
 
 def _flex(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Any:
+    mask = _causal_blocks(q.shape[-2], q.device) if causal else None
+    return _compiled_flex()(q, k, v, block_mask=mask)
+
+
+# Both once: a model makes them before its first step, and a mask of tokens by tokens would be most of the time.
+@cache
+def _compiled_flex() -> Any:
     flex: Any = importlib.import_module("torch.nn.attention.flex_attention")
-    n = q.shape[-2]
-    mask = None
-    if causal:
-        mask = flex.create_block_mask(lambda b, h, i, j: i >= j, None, None, n, n, device=q.device.type)
-    fused: Any = torch.compile(flex.flex_attention)
-    return fused(q, k, v, block_mask=mask)
+    return torch.compile(flex.flex_attention)
+
+
+@cache
+def _causal_blocks(n: int, device: torch.device) -> Any:
+    flex: Any = importlib.import_module("torch.nn.attention.flex_attention")
+    return flex.create_block_mask(_earlier, None, None, n, n, device=device)
+
+
+def _earlier(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    return i >= j
 
 
 def _jvp_flash(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Any:
@@ -104,14 +117,18 @@ def _wrong(name: str, work: str, causal: bool, heads: int, dtype: torch.dtype, d
     x = _inputs(SIZES[0], heads, dtype, device)
     try:
         found = PASSES[work](CONTENDERS[name], x, causal)
-    except (RuntimeError, NotImplementedError, ImportError, TypeError, ValueError, AttributeError) as error:
-        return f"{type(error).__name__}: {error}".partition("\n")[0][:110]
+    except Exception as error:  # whatever a contender raises, the others are timed
+        return _line(error)
     dense = PASSES[work](
         lambda q, k, v, c: reference.attention(q, k, v, causal=c), [y.cpu().double() for y in x], causal
     )
     pairs = zip(found, dense, strict=True)
-    worst = max(float((a.cpu().double() - b).abs().max() / b.abs().max()) for a, b in pairs)
+    worst = float(torch.stack([(a.cpu().double() - b).abs().max() / b.abs().max() for a, b in pairs]).max())  # or NaN
     return "" if worst <= TOLERANCE[str(dtype).removeprefix("torch.")] else f"wrong: error {worst:.1e}"
+
+
+def _line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".partition("\n")[0][:110]
 
 
 def _wait(device: str) -> None:
@@ -119,29 +136,44 @@ def _wait(device: str) -> None:
         torch.accelerator.synchronize()
 
 
+def _warm_up(calls: dict[str, Callable[[], Any]], device: str) -> dict[str, str]:
+    """Call each once, and take out those that raise, as for want of memory; by name, what they said."""
+    told: dict[str, str] = {}
+    for name, call in tuple(calls.items()):
+        try:
+            call()
+            _wait(device)
+        except Exception as error:  # likewise
+            told[name] = _line(error)
+            del calls[name]
+    return told
+
+
 def _time(calls: dict[str, Callable[[], Any]], device: str, rounds: int) -> dict[str, float]:
-    """Median seconds, contenders in turn; the first round warms up."""
+    """Median seconds, contenders in turn."""
     found: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(rounds + 1):
+    for _ in range(rounds):
         for name, call in calls.items():
             _wait(device)
             start = time.perf_counter()
             call()
             _wait(device)
-            if turn:
-                found[name].append(time.perf_counter() - start)
+            found[name].append(time.perf_counter() - start)
     return {name: statistics.median(samples) for name, samples in found.items()}
 
 
 def _peak(name: str, work: str, causal: bool, x: list[Tensor], device: str) -> float:
-    """Bytes of one call beyond its inputs."""
+    """Bytes of one call beyond its inputs; NaN where the device does not tell."""
     if torch.device(device).type == "cpu":
         given = json.dumps([name, work, causal, x[0].shape[-2], x[0].shape[1], str(x[0].dtype).removeprefix("torch.")])
         backend = attngrad.torch.backend_of(x[0])
         command = [sys.executable, "-m", "benchmarks.device", "--backend", backend, "--one", given]
         told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)  # noqa: S603 our own
         return float(told.stdout.splitlines()[-1])
-    torch.accelerator.reset_peak_memory_stats()
+    try:
+        torch.accelerator.reset_peak_memory_stats()
+    except RuntimeError:  # not every allocator counts
+        return math.nan
     before = torch.accelerator.memory_allocated()
     PASSES[work](CONTENDERS[name], x, causal)
     return float(torch.accelerator.max_memory_allocated() - before)
@@ -169,6 +201,9 @@ def command(
 ) -> None:
     """Time and peak memory of derivatives of attention on a device, beside PyTorch's."""
     on_cpu = torch.device(device).type == "cpu"
+    if torch.device(device).index is not None and not on_cpu:
+        torch.accelerator.set_device_index(torch.device(device).index)  # what is waited for, and measured
+    torch.set_float32_matmul_precision("highest")  # TF32, which containers may have chosen, would be taken for wrong
     with attngrad.torch.use_backend(backend or ("blocked" if on_cpu else None)):
         if one is not None:
             click.echo(_one(*json.loads(one)))
@@ -197,8 +232,10 @@ def _rows(work: str, causal: bool, device: str, dtype: torch.dtype, heads: int, 
         calls: dict[str, Callable[[], Any]] = {
             name: partial(PASSES[work], CONTENDERS[name], x, causal) for name in names
         }
+        for name, reason in _warm_up(calls, device).items():
+            click.echo(f"  {name:20} {n:6} tokens {reason}")
         seconds = _time(calls, device, rounds)
-        for name in names:
+        for name in calls:
             peak = _peak(name, work, causal, x, device) / 2**20
             ratio = seconds[name] / seconds[OURS] if OURS in seconds else float("nan")
             click.echo(f"  {name:20} {n:6} tokens {seconds[name] * 1e3:10.1f} ms {peak:9.0f} MiB   {ratio:6.2f} x ours")

@@ -24,6 +24,7 @@ except ImportError as error:
 
 from attngrad.core.checks import fail
 from attngrad.torch._attention import attention, autocast
+from attngrad.torch._passes import draw_seed
 from attngrad.torch._tensors import wide_dtype
 from attngrad.torch._weights import attention_weights
 
@@ -114,7 +115,7 @@ def attention_forward(
     if s_aux is not None:
         options["sinks"] = s_aux if s_aux.dtype is wide_dtype(query.dtype) else s_aux.to(query.dtype)
     if dropout:
-        options |= {"dropout": dropout, "seed": torch.randint(2**63 - 1, ())}
+        options |= {"dropout": dropout, "seed": draw_seed(query)}
     if not output_attentions:
         return attention(query, key, value, **options).transpose(1, 2).contiguous(), None
     out, lse = attention(query, key, value, **options, return_lse=True)
@@ -145,10 +146,13 @@ def _without_mask(
         options["window"] = (window - 1, None)
     lengths = kwargs.get("cu_seq_lens_q")
     if lengths is not None:
-        if not torch.equal(lengths, kwargs.get("cu_seq_lens_k", lengths)) or query.shape[0] != 1:
+        of_keys = kwargs.get("cu_seq_lens_k", lengths)
+        # Mostly they are one tensor; to compare two, the host waits for the device.
+        if not (of_keys is lengths or torch.equal(lengths, of_keys)) or query.shape[0] != 1:
             remedy = "Load the model with attn_implementation='eager'."
             fail(ValueError, _NAME, "cu_seq_lens_q", "equal cu_seq_lens_k, in a batch of one", "others", remedy)
-        ids = torch.bucketize(torch.arange(tokens), lengths[1:].to(torch.int64), right=True)
+        positions = torch.arange(tokens, device=lengths.device)
+        ids = torch.bucketize(positions, lengths[1:].to(torch.int64), right=True)
         options["segments"] = (ids, ids)
     return options
 

@@ -122,6 +122,20 @@ def test_results_by_torch_operations_repeat_bit_for_bit(pool):
         assert all(a[name].tobytes() == b[name].tobytes() for name in a)
 
 
+def test_headers_and_probes_are_on_the_cpu_whatever_the_default_device(monkeypatch):
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    probes: list[torch.Tensor] = []
+    monkeypatch.setattr(dist, "irecv", lambda x, *to: probes.append(x))
+    try:
+        ring = Ring("ring_attention", "forward", dist.group.WORLD, 1.0, torch.device("cpu"))
+        with torch.device("meta"):
+            assert ring.exchange({"tokens": [3, 4]}) == [{"pass": "forward", "number": 0, "tokens": [3, 4]}]
+            assert not ring._is_closed(0)
+        assert [x.device.type for x in probes] == ["cpu"]
+    finally:
+        dist.destroy_process_group()
+
+
 # --- other devices: traced, with messages that go nowhere -------------------------------------------------------------
 
 

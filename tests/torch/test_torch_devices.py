@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.autograd import forward_ad
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 import attngrad.torch as bridge
 from attngrad.backends.blocked import blocks, formulas
+from attngrad.torch import _tensors
+from attngrad.torch._passes import draw_seed
 from tests.backends import test_blocked
 from tests.torch.test_torch_compile import compiled, leaves, same_gradients
 
@@ -71,6 +75,47 @@ def test_autocast_casts_as_on_the_kernels():
     assert found.dtype is expected.dtype is torch.bfloat16
     torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
     assert torch.autograd.grad(found.float().sin().sum(), q)[0].dtype is torch.float32
+
+
+def by_order(function, x, orders=3):
+    """The values and their derivatives, each of the sum of sines of those before."""
+    found = [function(x)]
+    for _ in range(orders):
+        found += torch.autograd.grad(found[-1].sin().sum(), x, create_graph=True)
+    return [y.detach() for y in found]
+
+
+def test_autocast_rounds_nothing_that_is_given_wide():
+    """``attention`` takes what it is given: products inside are in float32 there, of every order."""
+    (x,) = leaves((1, 2, 9, 4))
+
+    def run():
+        return by_order(lambda x: bridge.attention(x, x, x, causal=True, softcap=3.0), x)
+
+    expected = run()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = run()
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_under_autocast_weights_add_up_to_one_as_elsewhere():
+    q = 4 * torch.randn(1, 2, 9, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = bridge.attention_weights(q, q)
+    torch.testing.assert_close(found, bridge.attention_weights(q, q))
+    torch.testing.assert_close(found.sum(-1), torch.ones(1, 2, 9), rtol=1e-5, atol=1e-5)
+
+
+def test_autocast_serves_a_module_that_adds_keys_of_its_own():
+    torch.manual_seed(0)
+    layer = bridge.MultiheadAttention(8, 2, add_bias_kv=True, batch_first=True)
+    theirs = torch.nn.MultiheadAttention(8, 2, add_bias_kv=True, batch_first=True)
+    theirs.load_state_dict(layer.state_dict())
+    x = torch.randn(2, 5, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        found, expected = (m(x, x, x, need_weights=False)[0] for m in (layer, theirs))
+    assert found.dtype is expected.dtype
+    torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
 
 
 def test_the_module_and_export_give_what_the_kernels_give():
@@ -197,6 +242,121 @@ def test_meta_has_every_pass_by_autograd_and_forward_mode(dtype):
         out = bridge.attention(forward_ad.make_dual(q, torch.empty_like(q)), k, v, bias=bias)
         moved = forward_ad.unpack_dual(out).tangent
     assert (moved.shape, moved.dtype, moved.device.type) == ((2, 4, 9, 5), dtype, "meta")
+
+
+ALL = {
+    "causal": True,
+    "window": (5, 3),
+    "offset": torch.tensor([0, 2]),
+    "mask": torch.ones(9, 11, dtype=torch.bool),
+    "bias": torch.zeros(4, 1, 11),
+    "softcap": 2.0,
+    "sinks": torch.zeros(4),
+    "dropout": 0.2,
+    "seed": 7,
+    "segments": (torch.zeros(2, 9, dtype=torch.int64), torch.zeros(2, 11, dtype=torch.int64)),
+}
+
+
+def moved(value, device):
+    if isinstance(value, tuple):
+        return tuple(moved(x, device) for x in value)
+    return value.to(device) if isinstance(value, torch.Tensor) else value
+
+
+class Copies(TorchFunctionMode):
+    """What makes a tensor of a device from numbers of the host, for whose copy the host waits."""
+
+    def __init__(self):
+        super().__init__()
+        self.made = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func in (torch.asarray, torch.as_tensor, torch.tensor) and not isinstance(args[0], torch.Tensor):
+            self.made.append((func.__name__, args))
+        return func(*args, **(kwargs or {}))
+
+
+def test_no_number_is_copied_to_a_device():
+    q, k, v = (torch.empty(2, *s, device="meta", requires_grad=True) for s in ((4, 9, 6), (2, 11, 6), (2, 11, 5)))
+    options = {name: moved(value, "meta") for name, value in ALL.items()}
+    with Copies() as copies:
+        by_order(lambda q: bridge.attention(q, k, v, **options), q)
+        func.jvp(lambda q: bridge.attention(q, k, v, **options), (q,), (q,))
+    assert not copies.made
+
+
+def test_drop_ins_make_their_tensors_on_the_device():
+    q = torch.empty(1, 9, 2, 4, device="meta")
+    heads = q.transpose(1, 2)
+    slopes = torch.empty(2, device="meta")
+    for causal in (False, True):
+        found = bridge.flash_attn_func(q, q, q, alibi_slopes=slopes, causal=causal, return_attn_probs=True)
+        assert [x.device.type for x in found[:2]] == ["meta", "meta"]
+    assert bridge.scaled_dot_product_attention(heads, heads, heads).is_meta
+    with pytest.raises(ValueError, match="alibi_slopes must be on the device of q, meta; got cpu"):
+        bridge.flash_attn_func(q, q, q, alibi_slopes=torch.ones(2))
+
+
+def test_packed_sequences_of_transformers_are_told_on_the_device(monkeypatch):
+    pytest.importorskip("transformers")
+    from attngrad.transformers import attention_forward
+
+    q, lengths = torch.empty(1, 2, 9, 4, device="meta"), torch.empty(3, dtype=torch.int32, device="meta")
+    monkeypatch.setattr(torch, "equal", lambda a, b: pytest.fail("the host would wait for the device"))
+    out, _ = attention_forward(torch.nn.Module(), q, q, q, None, cu_seq_lens_q=lengths, cu_seq_lens_k=lengths)
+    assert out.is_meta
+
+
+@pytest.mark.parametrize("name", ["scaled_dot_product_attention", "flash_attn_func", "module", "transformers"])
+def test_a_seed_is_drawn_on_the_device_where_a_graph_may_be_replayed(name, monkeypatch):
+    x, devices = torch.empty(2, 4, 4, 4, device="meta"), []
+    drawn = torch.randint
+    monkeypatch.setattr(torch, "randint", lambda *a, device, **k: devices.append(device) or drawn(*a, device=device))
+    if name == "module":
+        layer = bridge.MultiheadAttention(4, 2, dropout=0.1, batch_first=True, device="meta")
+        layer(x[0], x[0], x[0])
+    elif name == "transformers":
+        pytest.importorskip("transformers")
+        from attngrad.transformers import attention_forward
+
+        attention_forward(torch.nn.Module(), x, x, x, None, dropout=0.1)
+    else:
+        getattr(bridge, name)(x, x, x, dropout_p=0.1)
+    assert [torch.device(d).type for d in devices] == ["meta"]
+
+
+@pytest.mark.parametrize("keys", [3, 9])
+def test_sums_without_baddbmm_are_the_same(keys, monkeypatch):
+    """As for MPS; of 3 keys some blocks see none."""
+    torch.manual_seed(0)
+    q, k, v, t = (torch.randn(2, 2, n, 3, dtype=torch.float64) for n in (9, keys, keys, keys))
+
+    def run():
+        def function(k):
+            return bridge.attention(q, k, v, causal=True)
+
+        x = k.clone().requires_grad_()
+        return [*by_order(function, x, 2), *func.jvp(func.grad(lambda k: function(k).sin().sum()), (k,), (t,))]
+
+    expected = run()
+    monkeypatch.setattr(formulas, "_APART", ("cpu",))
+    monkeypatch.setattr(torch.Tensor, "baddbmm_", lambda *x: pytest.fail("in place"))
+    same(run(), expected)
+
+
+def test_a_seed_for_mps_is_drawn_on_the_cpu():
+    assert draw_seed(SimpleNamespace(device=torch.device("mps"))).is_cpu
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_another_default_device_changes_nothing(dtype):
+    _tensors._numpy_dtype.cache_clear()
+    q = torch.randn(2, 9, 4, dtype=dtype)
+    mask = torch.ones(9, 9, dtype=torch.bool)
+    with torch.device("meta"):
+        found = bridge.attention(q, q, q, mask=mask, dropout=0.1, seed=7)
+    assert torch.equal(found, bridge.attention(q, q, q, mask=mask, dropout=0.1, seed=7))
 
 
 # --- planted mistakes -------------------------------------------------------------------------------------------------

@@ -189,7 +189,7 @@ class Ring:
         """
         if _transports(self.group).get("cpu") != "gloo":
             return False
-        probe = torch.empty(1, dtype=torch.uint8)
+        probe = torch.empty(1, dtype=torch.uint8, device="cpu")
         try:
             self._kept.append(dist.irecv(probe, dist.get_global_rank(self.group, peer), self.group, _PROBE))
         except RuntimeError:
@@ -207,7 +207,7 @@ class Ring:
             raise RuntimeError(f"{self.function}: the shapes and options take {len(text)} bytes, {_HEADER} at most.")
         # Inside torch.func new tensors would belong to the transform: headers are none of its business.
         with without_transforms(), self.guarded():
-            mine = torch.zeros(_HEADER, dtype=torch.uint8)
+            mine = torch.zeros(_HEADER, dtype=torch.uint8, device="cpu")
             mine[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
             mine = mine.to(self.device)
             headers = {self.rank: mine}

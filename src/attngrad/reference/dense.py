@@ -30,9 +30,19 @@ def cast(x: Array, like: Array) -> Array:
     return x if x.dtype == like.dtype else namespace(like).astype(x, like.dtype)
 
 
+def convert(x: Array, like: Array) -> Array:
+    """``x``, of NumPy or of the library of ``like``, in the dtype, library and on the device of ``like``."""
+    return namespace(like).asarray(x, dtype=like.dtype, device=device(like))
+
+
 def scalar(value: Any, like: Array) -> Array:
-    """``value`` as an array of the dtype and device of ``like``; a bare number would widen bfloat16."""
-    return namespace(like).asarray(value, dtype=like.dtype, device=device(like))
+    """The number ``value`` as an array of the dtype and device of ``like``; bare, it would widen bfloat16.
+
+    By ``full``, which makes it on the device: ``asarray`` would copy it there, and the host would wait for the copy.
+    """
+    if type(like) is np.ndarray:
+        return np.asarray(value, like.dtype)
+    return namespace(like).full((), value, dtype=like.dtype, device=device(like))
 
 
 def eye(n: int, like: Array) -> Array:

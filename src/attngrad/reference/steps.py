@@ -12,6 +12,7 @@ from attngrad.core.arrays import Array
 from attngrad.core.philox import keep_mask
 from attngrad.reference.dense import (
     cast,
+    convert,
     drop,
     matmul,
     namespace,
@@ -118,7 +119,7 @@ def keep(q: Array, k: Array, dropout: float, seed: int | None, origin: Any) -> A
     if not dropout or seed is None:
         return None
     kept = keep_mask((*q.shape[:-1], int(k.shape[-2])), dropout, seed, origin, like=q)
-    return scalar(kept, q) / scalar(1.0 - dropout, q)
+    return convert(kept, q) / scalar(1.0 - dropout, q)
 
 
 @step("F5", "O")

@@ -14,7 +14,7 @@ from attngrad.core import layouts, option_checks
 from attngrad.core.checks import check_flag, fail
 from attngrad.core.options import OPTION_NAMES, OptionArguments, ScoreArguments, reject_unknown
 from attngrad.torch import _direct, _functions, _ops, _private
-from attngrad.torch._passes import NUMBERS, bind_inputs, passes_of
+from attngrad.torch._passes import NUMBERS, bind_inputs, draw_seed, passes_of
 from attngrad.torch._tensors import Inputs, check_dtype, check_tensor, wide_dtype
 
 TORCHS = functional.scaled_dot_product_attention
@@ -156,7 +156,7 @@ def scaled_dot_product_attention(
     if dropout_p != 0.0:
         given["dropout"] = dropout_p
         if given.get("seed") is None:
-            given["seed"] = torch.randint(2**63 - 1, (), device="cpu")
+            given["seed"] = draw_seed(query)
     if attn_mask is not None:
         check_tensor(name, "attn_mask", attn_mask, query, "query")
         kind = "mask" if attn_mask.dtype is torch.bool else "bias"
@@ -183,8 +183,9 @@ def _check_mask(function: str, mask: Tensor, q: layouts.Shape, k: layouts.Shape,
 
 def autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v as ``torch.autocast`` has the inputs of PyTorch's attention: all but float64 in its dtype."""
-    if torch.is_autocast_enabled(q.device.type):
-        dtype = torch.get_autocast_dtype(q.device.type)
+    device = q.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):  # meta has none
+        dtype = torch.get_autocast_dtype(device)
         q, k, v = (x.to(dtype) if x.is_floating_point() and x.dtype is not torch.float64 else x for x in (q, k, v))
     return q, k, v
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from attngrad.core.arrays import kind_of
 from attngrad.core.checks import check_flag, check_integer, check_real, fail
 from attngrad.torch._attention import call
+from attngrad.torch._passes import draw_seed
 from attngrad.torch._tensors import check_tensor, wide_dtype
 
 _NAME = "flash_attn_func"
@@ -65,7 +66,7 @@ def flash_attn_func(
     if cap > 0.0:
         given["softcap"] = cap
     if dropout_p != 0.0:
-        given |= {"dropout": dropout_p, "seed": torch.randint(2**63 - 1, (), device="cpu")}
+        given |= {"dropout": dropout_p, "seed": draw_seed(q)}
     shift = None
     if alibi_slopes is not None:
         given["bias"], shift = _alibi(q, k, alibi_slopes, causal or right == 0)
@@ -95,13 +96,13 @@ def _alibi(q: Tensor, k: Tensor, slopes: Tensor, causal: bool) -> tuple[Tensor, 
     Where all keys that are seen lie before the query, ``-slope (i + S - T - j)`` is ``slope (j - S + 1)``, the same for
     all queries, plus ``slope (T - 1 - i)``, the same for all keys: the softmax ignores the second.
     """
-    check_tensor(_NAME, "alibi_slopes", slopes)
+    check_tensor(_NAME, "alibi_slopes", slopes, q)
     (batch, queries, heads, _), keys = q.shape, k.shape[1]
     if slopes.shape not in ((heads,), (batch, heads)) or not slopes.is_floating_point():
         got = f"shape {tuple(slopes.shape)}, {slopes.dtype}"
         fail(ValueError, _NAME, "alibi_slopes", f"be floating, of shape ({heads},) or ({batch}, {heads})", got)
     slopes = slopes.to(wide_dtype(q.dtype))[..., None]
-    i, j = torch.arange(queries), torch.arange(keys)
+    i, j = (torch.arange(n, device=q.device) for n in (queries, keys))
     if causal:
         return (slopes * (j - (keys - 1)))[..., None, :], slopes * (queries - 1 - i)
     return slopes[..., None] * -(i[:, None] + (keys - queries) - j).abs(), None

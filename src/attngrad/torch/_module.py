@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from attngrad.core.checks import fail
-from attngrad.torch._attention import attention
+from attngrad.torch._attention import attention, autocast
+from attngrad.torch._passes import draw_seed
 from attngrad.torch._tensors import check_tensor
 from attngrad.torch._weights import attention_weights
 
@@ -54,7 +55,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         elif not self.batch_first:
             query, key, value = (x.transpose(0, 1) for x in (query, key, value))
 
-        q, k, v = (self._heads(x) for x in self._project(query, key, value))
+        q, k, v = autocast(*(self._heads(x) for x in self._project(query, key, value)))
         if key_padding_mask is None and is_causal and not need_weights:
             attn_mask = None  # then the hint stands for it
         else:
@@ -62,7 +63,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         mask, bias = _masks(attn_mask, key_padding_mask, q, k.shape[-2] - key.shape[1])
         options: dict[str, Any] = {"causal": is_causal, "offset": 0, "mask": mask, "bias": bias}
         if self.training and self.dropout > 0.0:
-            options |= {"dropout": self.dropout, "seed": torch.randint(2**63 - 1, ())}
+            options |= {"dropout": self.dropout, "seed": draw_seed(q)}
         out, lse = attention(q, k, v, **options, return_lse=True)
         out = functional.linear(out.transpose(1, 2).flatten(-2), self.out_proj.weight, self.out_proj.bias)
         weights = None

@@ -107,6 +107,14 @@ def check_seed(function: str, seed: Any) -> None:
         fail(ValueError, function, "seed", "be one number", f"shape {tuple(seed.shape)}")
 
 
+def draw_seed(x: Tensor) -> Tensor:
+    """A seed from PyTorch's generator for the device of ``x``: a CUDA graph draws another at every replay.
+
+    For MPS it is drawn on the CPU: the generator there has 32 bits.
+    """
+    return torch.randint(2**63 - 1, (), device="cpu" if x.device.type == "mps" else x.device)
+
+
 # --- passes ---------------------------------------------------------------------------------------------------------
 
 

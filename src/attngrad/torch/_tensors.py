@@ -95,8 +95,10 @@ def _name(dtype: torch.dtype) -> str:
 
 @lru_cache
 def _numpy_dtype(dtype: torch.dtype) -> Any:
+    if dtype is torch.bfloat16:
+        return BFLOAT16
     try:
-        return to_array(torch.empty(0, dtype=dtype)).dtype
+        return np.dtype(_name(dtype))  # by name: a tensor would be on the default device, or belong to a mode
     except TypeError:
         return None
 

@@ -32,6 +32,8 @@ def attention_weights(q: Tensor, k: Tensor, lse: Tensor | None = None, **options
     tensor([[1.0000, 0.0000],
             [0.5000, 0.5000]])
     """
+    from attngrad.backends.blocked.blocks import as_given  # which most programs never need
+
     name = "attention_weights"
     reject_unknown(name, options)
     if lse is None:
@@ -43,7 +45,8 @@ def attention_weights(q: Tensor, k: Tensor, lse: Tensor | None = None, **options
     x, _ = assemble(o, {"q": q, "k": k, "v": k, **flat})
     if x.group > 1:
         k = k.repeat_interleave(x.group, dim=-3)
-    scores: Tensor = modifiers(o).value(o.scale * (q.to(wide) @ k.to(wide).mT))
+    with as_given(q):  # lse is that of scores which nothing has rounded
+        scores: Tensor = modifiers(o).value(o.scale * (q.to(wide) @ k.to(wide).mT))
     if x.bias is not None:
         scores = scores + x.bias.to(wide)
     if _masks(x, o):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from attngrad import reference
+from attngrad.backends.blocked.blocks import small_blocks
 from attngrad.core.dtypes import TABLE
 from attngrad.core.options import OPTIONS
 from attngrad.torch._attention import attention
@@ -20,10 +23,17 @@ if TYPE_CHECKING:
 _B, _HQ, _HK, _T, _S, _D, _E = 2, 4, 2, 19, 23, 8, 6
 _SLACK = {torch.float64: 1e-11, torch.float32: 2e-5, torch.float16: 1.6e-2, torch.bfloat16: 1.3e-1}
 """Errors, relative to the largest number of a result, that rounding explains; of 16 bits, 16 times their precision."""
+_OPTIONAL = (torch.float64,)
+"""Dtypes that a device need not have: MPS has no float64, nor have some XPUs."""
+_CUT = ("causal", "all")
+"""The options under which ``blocked`` cuts also these short sequences: keys by position, and all else by masks."""
 
 
 class Row(NamedTuple):
-    """The largest error of each pass, or the message of the error that a device gave."""
+    """The largest error of each pass, or the message of the error that a device gave.
+
+    Without an option: the device lacks the dtype, which is no mistake.
+    """
 
     dtype: str
     option: str
@@ -34,7 +44,7 @@ class Row(NamedTuple):
     @property
     def ok(self) -> bool:
         """Whether every pass is within the bound."""
-        return not self.message and all(error <= self.bound for error in self.errors.values())
+        return not self.option or (not self.message and all(e <= self.bound for e in self.errors.values()))
 
 
 def options(generator: torch.Generator) -> dict[str, dict[str, Any]]:
@@ -61,9 +71,12 @@ def options(generator: torch.Generator) -> dict[str, dict[str, Any]]:
 
 
 def check(device: str) -> Iterator[Row]:
-    """One row per dtype and option."""
+    """One row per dtype and option; one per dtype that the device lacks."""
     for d in TABLE:
         dtype: torch.dtype = getattr(torch, d.name)
+        if dtype in _OPTIONAL and (said := _lacks(device, dtype)):
+            yield Row(d.name, "", {}, _SLACK[dtype], f"not on this device: {said}")
+            continue
         generator = torch.Generator().manual_seed(0)
         shapes = ((_HQ, _T, _D), (_HK, _S, _D), (_HK, _S, _E))
         inputs = [torch.randn(_B, *s, generator=generator, dtype=torch.float64).to(dtype) for s in shapes]
@@ -71,11 +84,36 @@ def check(device: str) -> Iterator[Row]:
             given = {k: y.to(dtype) if OPTIONS[k].differentiable else y for k, y in given.items()}
             truth = _passes(reference.attention, [x.double() for x in inputs], _moved(given, "cpu", torch.float64))
             try:
-                found = _passes(attention, [x.to(device) for x in inputs], _moved(given, device, None))
+                with _in_float32(), small_blocks() if name in _CUT else nullcontext():
+                    found = _passes(attention, [x.to(device) for x in inputs], _moved(given, device, None))
                 errors = {key: _error(found[key], truth[key]) for key in truth}
                 yield Row(d.name, name, errors, _SLACK[dtype])
             except (RuntimeError, TypeError, NotImplementedError) as error:
-                yield Row(d.name, name, {}, _SLACK[dtype], f"{type(error).__name__}: {error}".partition("\n")[0])
+                yield Row(d.name, name, {}, _SLACK[dtype], _line(error))
+
+
+def _line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".partition("\n")[0]
+
+
+def _lacks(device: str, dtype: torch.dtype) -> str:
+    """Empty, or what the device says where it cannot compute in the dtype."""
+    try:
+        torch.ones(2, dtype=dtype, device=device).add(1.0).cpu()
+    except (RuntimeError, TypeError) as error:
+        return _line(error)
+    return ""
+
+
+@contextmanager
+def _in_float32() -> Iterator[None]:
+    """Products of float32 in float32: TF32, which a process or a container may have chosen, is not wrong."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 class NoDeviceError(RuntimeError):
@@ -101,6 +139,9 @@ def report(device: str, console: Console, backend: str | None = None) -> bool:
     rows = []
     with use_backend(name):
         for row in check(device):
+            if not row.option:
+                console.print(f"{'-':7}{row.dtype:10}{row.message}", soft_wrap=True, markup=False)
+                continue
             rows.append(row)
             if len(rows) == 1 and row.errors:
                 heads = "  ".join(f"{key:>15}" for key in row.errors)
@@ -144,9 +185,10 @@ def _passes(function: Callable[..., Tensor], inputs: list[Tensor], given: dict[s
 
 
 def _error(found: list[Tensor], truth: list[Tensor]) -> float:
-    """The largest error, relative to the largest number of its result."""
+    """The largest error, relative to the largest number of its result; NaN is an infinite one."""
     worst = 0.0
     for a, b in zip(found, truth, strict=True):
         size = float(b.detach().abs().max())
-        worst = max(worst, float((a.detach().cpu().double() - b.detach()).abs().max()) / (size or 1.0))
+        error = float((a.detach().cpu().double() - b.detach()).abs().max()) / (size or 1.0)
+        worst = max(worst, math.inf if math.isnan(error) else error)
     return worst

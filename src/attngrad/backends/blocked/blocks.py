@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from attngrad.core.options import Options
@@ -32,6 +34,17 @@ BUDGET = _budget(os.environ.get(VARIABLE, "64"))
 """Bytes that the matrices of one block may take together; more where the arrays of the call are larger than that."""
 _TIMES_Q = 12
 """Bytes of q beyond which BUDGET stops to be enough: a long sequence gets this many times its q."""
+
+
+@contextmanager
+def small_blocks() -> Iterator[None]:
+    """For a while, cut short sequences too: what only long ones would run is run by small ones."""
+    global BUDGET
+    before, BUDGET = BUDGET, 0
+    try:
+        yield
+    finally:
+        BUDGET = before
 
 
 _ROWS = 32
@@ -114,6 +127,14 @@ def _block(first: int, end: int, keys: int, offset: Any, o: Options) -> Block:
     return Block(range(first, end), range(low, max(low, high)))
 
 
+def as_given(x: Tensor) -> AbstractContextManager[Any]:
+    """Within it ``torch.autocast`` casts nothing on the device of ``x``: it would round what is computed wider."""
+    device = x.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        return torch.autocast(device, enabled=False)
+    return nullcontext()
+
+
 def run(
     function: Callable[..., Sequence[Tensor]],
     blocks: Sequence[Block],
@@ -123,11 +144,12 @@ def run(
 ) -> tuple[Tensor, ...]:
     """``function(block, *slices)`` over all blocks: results of different rows side by side, all others added up."""
     found: list[Tensor] = []
-    for block in blocks:
-        slices = (layout.take(x, block) for layout, x in zip(layouts, tensors, strict=True))
-        parts = function(block, *slices)
-        found = found or [x.new_zeros(result.shape) for x, result in zip(parts, results, strict=True)]
-        for place, part, result in zip(found, parts, results, strict=True):
-            result.layout.take(place, block).add_(part)
-        del parts
+    with as_given(tensors[0]):
+        for block in blocks:
+            slices = (layout.take(x, block) for layout, x in zip(layouts, tensors, strict=True))
+            parts = function(block, *slices)
+            found = found or [x.new_zeros(result.shape) for x, result in zip(parts, results, strict=True)]
+            for place, part, result in zip(found, parts, results, strict=True):
+                result.layout.take(place, block).add_(part)
+            del parts
     return tuple(found)

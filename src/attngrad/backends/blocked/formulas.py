@@ -24,6 +24,9 @@ READS = frozenset(
 )
 """The options that the formulas read; of others a call is refused."""
 _LOG2_E = 1.0 / math.log(2.0)
+_APART = ("mps",)
+"""The devices whose ``baddbmm`` cannot serve: MPS refuses empty operands, which blocks without keys have, and before
+macOS 15 loses what is written to a view that is not contiguous. Read from PyTorch's source; not run."""
 
 
 class Space:
@@ -82,7 +85,7 @@ class Formulas:
             to = self._matrix(into)
             torch.bmm(rows, keys, out=self._fold(to))
         else:
-            self._fold(to).baddbmm_(rows, keys)
+            _add_product(self._fold(to), rows, keys)
         return to
 
     def combine(self, matrix: Tensor, keys: Tensor, to: Tensor | None = None) -> Tensor:
@@ -90,7 +93,7 @@ class Formulas:
         matrix, flat = self._fold(matrix), _flat(keys)
         if to is None:
             return torch.bmm(matrix, flat).view(*self.rows, keys.shape[-1])
-        self._fold(to).baddbmm_(matrix, flat)
+        _add_product(self._fold(to), matrix, flat)
         return to
 
     def collect(self, name: str, matrix: Tensor, rows: Tensor) -> None:
@@ -98,7 +101,7 @@ class Formulas:
         if name in self.space.sums:
             keys = self.block.keys
             to = self.space.sums[name].narrow(-1, keys.start, len(keys))
-            to.baddbmm_(self._fold(rows).mT, self._fold(matrix))
+            _add_product(to, self._fold(rows).mT, self._fold(matrix))
 
     def product(self, a: Tensor, b: Tensor) -> Tensor:
         """a o b, for a moment: in memory that the next product takes."""
@@ -383,6 +386,14 @@ def finish_rows(
 def _flat(x: Tensor) -> Tensor:
     """Leading axes as one; none of them is told by its size, for there may be no keys."""
     return x.reshape(math.prod(x.shape[:-2]), *x.shape[-2:])
+
+
+def _add_product(to: Tensor, a: Tensor, b: Tensor) -> None:
+    """to + a b, in the place of ``to``, which may be a view."""
+    if to.device.type in _APART:
+        to.add_(torch.bmm(a, b))
+    else:
+        to.baddbmm_(a, b)
 
 
 def _exp(x: Tensor) -> Tensor:
