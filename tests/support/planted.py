@@ -68,6 +68,7 @@ def _scales(q, o, bugs):
         "scale 1/sqrt(t)": 1 / np.sqrt(q.shape[-2]),
         "scale twice": right**2,
         "scale 1/d": 1 / d,
+        "scale 1/sqrt(h d)": 1 / np.sqrt(q.shape[-3] * d),
         "scale sqrt(d)": np.sqrt(d),
     }.items():
         if bug in bugs:
@@ -272,6 +273,7 @@ PLANTS = {
     "scale twice backward": ("scale-twice", None),
     "scale 1/d": ("scale-by-d", None),
     "scale 1/d backward": ("scale-by-d", None),
+    "scale 1/sqrt(h d)": ("scale-by-model", None),
     "scale 1/sqrt(t)": ("scale-by-length", None),
     "scale sqrt(d)": ("scale-by-sqrt-d", None),
     "scale sqrt(d) backward": ("scale-by-sqrt-d", None),
