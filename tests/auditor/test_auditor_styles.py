@@ -66,6 +66,31 @@ def test_a_window_that_is_one_number_and_always_on_is_right_by_what_it_means(wor
     assert f"Its window is a number: {words}" in told(report)
 
 
+class Banded(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, window):
+        t, s = q.shape[-2], k.shape[-2]
+        i, j = torch.arange(t)[:, None] + s - t, torch.arange(s)
+        w = torch.softmax((q @ k.mT * q.shape[-1] ** -0.5).masked_fill((j > i) | (j < i - window), -torch.inf), -1)
+        w = torch.nan_to_num(w)
+        ctx.save_for_backward(q, k, v, w)
+        return w @ v
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, dout):
+        q, k, v, w = ctx.saved_tensors
+        dw = dout @ v.mT
+        ds = w * (dw - (w * dw).sum(-1, keepdim=True)) * q.shape[-1] ** -0.5
+        return ds @ k, ds.mT @ q, w.mT @ dout, None
+
+
+def test_a_window_that_a_function_must_be_given_is_given():
+    report = audit(Banded, effort="quick")
+    assert report.ok, report
+    assert "Its window is a number: of keys before" in told(report)
+
+
 @pytest.mark.parametrize("words", list(WINDOWS)[:2])
 def test_a_window_that_is_asked_for_is_given_as_the_number_that_it_is_there(words):
     vjp = banded(*WINDOWS[words])
@@ -137,6 +162,22 @@ def test_a_pair_is_called_by_the_name_of_its_forward():
     report = audit((forward, backward), effort="quick")
     assert report.ok
     assert report.candidate.endswith("forward")
+
+
+def test_a_mask_that_is_a_buffer_called_bias_is_no_bias():
+    class Causal(nn.Module):
+        def __init__(self, n_embd=12, n_head=3, block_size=1024):
+            super().__init__()
+            self.n_head, self.c_attn = n_head, nn.Linear(n_embd, 3 * n_embd)
+            self.register_buffer("bias", torch.tril(torch.ones(block_size, block_size, dtype=torch.bool)))
+
+        def forward(self, x):
+            t = x.shape[1]
+            q, k, v = (y.unflatten(-1, (self.n_head, -1)).transpose(1, 2) for y in self.c_attn(x).chunk(3, -1))
+            return scaled_dot_product_attention(q, k, v, attn_mask=self.bias[:t, :t]).transpose(1, 2).flatten(2)
+
+    assert audit(Causal(), options={"causal": True}, effort="quick").ok
+    assert audit(Causal, options={"causal": True}, effort="quick").ok
 
 
 class Configured(nn.Module):

@@ -205,7 +205,7 @@ def applied(function: Any) -> Any:
     defaults = {"causal": False, "dropout": 0.0}
     found = [
         p.replace(default=defaults.get(str(meaning(p.name, "attention"))))
-        if i > 2 and p.default is kinds.empty and p.kind is not kinds.VAR_POSITIONAL
+        if i > 2 and p.default is kinds.empty and p.kind is not kinds.VAR_POSITIONAL and meant(p.name) != "window"
         else p
         for i, p in enumerate(found)
     ]

@@ -136,8 +136,9 @@ def _ways(target: Target, options: Mapping[str, Any]) -> list[tuple[Mapping[str,
     if not target.counts or not ("window" in options or target.windowed):
         return [({}, ""), (options or {"causal": True}, "")]
     if "window" in options:
-        return [(options, told) for told, _, _ in WINDOWS[:2]]
-    return [({**options, "window": window}, told) for told, window, _ in WINDOWS]
+        return [*((options, told) for told, _, _ in WINDOWS[:2]), (options, "")]
+    ways = [(window, told) for told, window, _ in WINDOWS]
+    return [({**options, "window": window}, told) for window, told in (*ways, (WINDOWS[0][1], ""))]
 
 
 def _spelling(count: Callable[[Mapping[str, Any]], int]) -> Spelling:

@@ -45,6 +45,8 @@ def takes_one_array(candidate: Any) -> bool:
     if is_layer_object(candidate):
         return False
     required = parameters_of(candidate[0] if is_pair(candidate) else candidate).required
+    if any(names.known(x, "given") in ("parameters", "memory") for x in required):
+        return False
     arrays = [x for x in required if names.known(x, "given") is None]
     first, *others = [names.known(x, "arrays") for x in arrays] or [None]
     if first not in ("qkv", "x") or len(arrays) > 2 or "x" in others:

@@ -246,7 +246,7 @@ def _attention(candidate: Any, layout: Layout, convert: Callable[[Any], Any]) ->
         tangents=tangents,
         adapt=None if layout.name == "BHTD" else layout.adapt,
         recast=recast,
-        counts=isinstance(window, int) or "int" in str(getattr(own_window, "annotation", "")),
+        counts=isinstance(window, int) or (own_window is not None and _may_be_a_number(own_window)),
         windowed=own_window is not None and (window is own_window.empty or bool(window)),
         view=view,
         layout=layout,
@@ -258,6 +258,11 @@ def _parameter(candidate: Any, name: str) -> inspect.Parameter | None:
         return inspect.signature(candidate).parameters.get(name)
     except (TypeError, ValueError):
         return None
+
+
+def _may_be_a_number(p: inspect.Parameter) -> bool:
+    """Whether an annotation says so, or nothing says otherwise."""
+    return "int" in str(p.annotation) if p.annotation is not p.empty else p.default is p.empty
 
 
 def _default(name: str, n: Dims) -> Any:
