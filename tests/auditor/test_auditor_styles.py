@@ -152,6 +152,26 @@ def test_q_k_and_v_side_by_side_in_the_features_are_read_by_heads_where_their_nu
     assert ("3 heads features" if heads else "3 features") in told(report)
 
 
+SLOPES = np.array([0.5, 0.25, 0.125, 0.0625])[:, None, None] * (np.arange(6) - np.arange(6)[:, None])
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_a_bias_of_its_own_may_be_stated(right):
+    def alibi(q, k, v, dout):
+        out, pullback = attngrad.vjp(q, k, v, causal=True, bias=SLOPES)
+        return out, *pullback(dout if right else 2 * dout)[:3]
+
+    report = audit(alibi, options={"causal": True, "bias": SLOPES}, effort="quick")
+    assert report.status == ("right" if right else "wrong"), report
+
+
+def test_a_bias_with_heads_is_not_given_to_a_layout_without():
+    def nothing(q, k, v, dout):
+        raise TypeError("no")
+
+    assert audit(nothing, options={"bias": SLOPES}, effort="quick").status == "not audited"
+
+
 def test_a_pair_is_called_by_the_name_of_its_forward():
     def forward(q, k, v):
         return attngrad.attention(q, k, v), (q, k, v)
