@@ -182,7 +182,7 @@ def _rank(
     plan = Plan("small", dims)
     case = target.recast(make(level, plan, kind, np.random.default_rng(7), options, target.plain_output))
     case = replace(case, spelling=spelling)
-    if target.adapt is not None and target.adapt(case.dims) != case.dims:  # options with heads, and none in the layout
+    if target.layout.adapt(case.dims) != case.dims:  # options with heads, and none in the layout
         return 0, Call(error="it takes no such sizes")
     call = run(target.prepare, case.spelt, level, target.tangents, limit)
     if not call.results:
