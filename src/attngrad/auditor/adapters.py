@@ -23,7 +23,8 @@ from attngrad.core.files import read_toml
 FRAMEWORKS = ("numpy", "torch", "jax")
 _OF_TORCH = ("torch.autograd.function", "torch.nn.modules.module")
 """Where the classes Function and Module are defined."""
-_LENGTHS = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
+_BESIDE = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "module", "num_heads", "num_kv_heads")
+"""What a function may want beside its arrays."""
 
 
 class Adapter(NamedTuple):
@@ -144,9 +145,7 @@ def _by_autograd(candidate: Any) -> bool:
     if is_pair(candidate) or is_layer_object(candidate):
         return False
     found = parameters_of(candidate)
-    arrays = [
-        x for x in found.required if names.known(x, "options") is None and names.known(x, "given") not in _LENGTHS
-    ]
+    arrays = [x for x in found.required if names.known(x, "options") is None and names.known(x, "given") not in _BESIDE]
     return (
         len(arrays) == 3
         or (takes_one_array(candidate) and len(arrays) == 1)
@@ -206,7 +205,7 @@ def applied(function: Any) -> Any:
     defaults = {"causal": False, "dropout": 0.0}
     found = [
         p.replace(default=defaults.get(str(meaning(p.name, "attention"))))
-        if i > 2 and p.default is kinds.empty and p.kind is not kinds.VAR_POSITIONAL
+        if i > 2 and p.default is kinds.empty and p.kind is not kinds.VAR_POSITIONAL and meant(p.name) != "window"
         else p
         for i, p in enumerate(found)
     ]
@@ -239,10 +238,36 @@ def prepared(fn: Any, keywords: dict[str, Any]) -> Any:
         found = inspect.signature(fn).parameters
     except (TypeError, ValueError):
         return fn
+    if next(map(meant, found), "") == "module":
+        fn = _arrays_first(fn)
+        found = inspect.signature(fn).parameters
     spelled = {
         m: n for n in list(found)[3:] if (m := names.known(n, "options")) is not None and m != n and m not in found
     }
     return _respelled(fn, tuple(spelled.items())) if spelled else fn
+
+
+def meant(name: str) -> str | None:
+    """What a parameter of attention means."""
+    return meaning(name, "attention")
+
+
+@cache
+def _arrays_first(fn: Any) -> Any:
+    """A function that takes q, k and v after something else, as one that takes them first."""
+    own = {meant(name): p for name, p in inspect.signature(fn).parameters.items()}
+    arrays = [own[name] for name in ("q", "k", "v")]
+
+    def called(*given: Any, **options: Any) -> Any:
+        return fn(**{p.name: x for p, x in zip(arrays, given, strict=True)}, **options)
+
+    kinds = inspect.Parameter
+    rest = [p for p in inspect.signature(fn).parameters.values() if p not in arrays]
+    rest = [p.replace(kind=kinds.KEYWORD_ONLY) if p.kind is kinds.POSITIONAL_OR_KEYWORD else p for p in rest]
+    called.__signature__ = inspect.Signature([*arrays, *rest])  # type: ignore[attr-defined]
+    called.__qualname__ = getattr(fn, "__qualname__", type(fn).__name__)
+    called.__wrapped__ = fn  # type: ignore[attr-defined]
+    return called
 
 
 @cache
@@ -294,7 +319,7 @@ def _adapted(fn: Any) -> Any:
 
     kinds = inspect.Parameter
     own = [kinds(name, kinds.POSITIONAL_OR_KEYWORD) for name in ("q", "k", "v")]
-    lengths = _LENGTHS if adapter.layout == "packed" else ()
+    lengths = _BESIDE[:4] if adapter.layout == "packed" else ()
     own += [kinds(name, kinds.KEYWORD_ONLY, default=None) for name in (*lengths, *adapter.options)]
     called.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
     called.spelled = None if adapter.packs or adapter.whole else adapter.options  # type: ignore[attr-defined]

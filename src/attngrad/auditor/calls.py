@@ -26,6 +26,8 @@ class Parameters(NamedTuple):
     everything: bool = False
     names: tuple[str, ...] = ()
     """All of them; with ``**``, those of the options."""
+    without_default: frozenset[str] = frozenset()
+    """Those that must be given, by position or by keyword."""
 
 
 def parameters_of(candidate: Any) -> Parameters:
@@ -47,7 +49,8 @@ def parameters_of(candidate: Any) -> Parameters:
         elif p.kind is kinds.VAR_KEYWORD:
             everything = True
     names = tuple(OPTION_NAMES) if everything else tuple(p.name for p in found)
-    return Parameters(required, frozenset(keywords), everything, names)
+    needed = frozenset(p.name for p in found if p.default is kinds.empty)
+    return Parameters(required, frozenset(keywords), everything, names, needed)
 
 
 class Context(SimpleNamespace):

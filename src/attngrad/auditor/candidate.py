@@ -138,8 +138,9 @@ def _names_of(values: list[Any], case: Case, level: str, tangents: bool) -> tupl
         if extra:
             known[4 + len(extra)] = ("out", "dq", "dk", "dv", *extra)
             # Four arrays beside a bias: out first, or dbias last? The shapes tell.
-            first = np.shape(values[0]) == case.arrays["q"].shape and np.shape(values[1]) == case.arrays["k"].shape
-            if n == 3 + len(extra) and (n != 4 or (first and np.shape(values[2]) == case.arrays["v"].shape)):
+            shapes = [np.shape(x) for x in values[:4]]
+            q, k, v, dout = (case.arrays[name].shape for name in ("q", "k", "v", "dout"))
+            if n == 3 + len(extra) and (n != 4 or (shapes[:3] == [q, k, v] and shapes != [dout, q, k, v])):
                 known[n] = ("dq", "dk", "dv", *extra)
     if n not in known:
         sizes = ", ".join(map(str, sorted(known)))

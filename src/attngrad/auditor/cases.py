@@ -80,8 +80,9 @@ def fixed(n: Dims, options: Mapping[str, Any]) -> Dims:
         sizes["b"] = len(options["offset"])
     if not sizes:
         return n
+    alike = n.hk == n.hq
     n = replace(n, **sizes)
-    return n if n.hq % n.hk == 0 else replace(n, hk=n.hq)
+    return replace(n, hk=n.hq) if alike or n.hq % n.hk else n
 
 
 def made(options: Mapping[str, Any], rng: Rng, n: Dims, dtype: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 from typing import Any
@@ -40,9 +41,36 @@ def sizes_of(candidate: Any) -> dict[str, str]:
 
 def _is_set(means: str, default: Any) -> bool:
     """Whether a parameter with this default must be given another value."""
+    if means == "config":
+        return True
     return (means not in ("length", "batch", "seed", "rng", "dtype", "off") and default is not None) or (
         means == "off" and bool(default)
     )
+
+
+class Config:
+    """What a class reads its sizes from, whatever it calls them: ``config.n_embd``, ``args.n_kv_heads``."""
+
+    def __init__(self, n: Dims, dtype: Any) -> None:
+        self._sizes, self._dtype, self._asked = n, dtype, set[str]()
+
+    def __getattr__(self, name: str) -> Any:
+        means = None if name.startswith("_") else names.known(name, "sizes")
+        if means is None:
+            raise AttributeError(f"the auditor's config has no {name!r}: hand over an object in place of the class")
+        self._asked.add(means)
+        return _value(means, self._sizes, self._dtype)
+
+
+def asked_of(candidate: Any, n: Dims) -> set[str]:
+    """The sizes that a class asks for, from its parameters or from its config."""
+    found = set(sizes_of(candidate).values())
+    if "config" in found:
+        config = Config(n, np.float64)
+        with contextlib.suppress(Exception):
+            candidate(*[config if m == "config" else _value(m, n, np.float64) for m in positional(candidate)])
+        found |= config._asked
+    return found
 
 
 def construct(candidate: Any, n: Dims, dtype: Any) -> Any:
@@ -85,6 +113,8 @@ def _value(means: str, n: Dims, dtype: Any) -> Any:
     model = n.model or n.inner
     values: dict[str, Any] = {"model": model, "heads": n.hq, "kv_heads": n.hk, "width": n.d, "value_width": n.d}
     values |= {"inner": n.inner, "length": max(n.t, n.s), "batch": n.b, "off": 0, "seed": 0, "dtype": dtype}
+    if means == "config":
+        return Config(n, dtype)
     if means.startswith("w_"):
         return np.zeros(
             (n.inner, model) if means == "w_o" else (model, 3 * n.inner if means == "w_qkv" else n.inner), dtype

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from attngrad.auditor.candidate import Call, run
-from attngrad.auditor.cases import Case, make
-from attngrad.auditor.layouts import LAYOUTS, STACKED, Layout
+from attngrad.auditor.cases import Case, Spelling, make
+from attngrad.auditor.layouts import LAYOUTS, STACKED, TURNED, Layout
 from attngrad.auditor.pipeline import Pipeline
 from attngrad.auditor.plans import COMPILED, Dims, Plan
 from attngrad.auditor.sizes import Adapt, both
@@ -25,6 +25,13 @@ _PROBE = {"attention": COMPILED[0], "layer": Dims(2, 2, 2, 4, 4, 3, 3, 6)}
 _GROUPED = Dims(1, 4, 2, 3, 3, 4, 4)
 _DTYPES = tuple(map(np.dtype, (np.float64, np.float32, np.float16, BFLOAT16)))
 _RANDOM, _EQUAL, _RAN = 3, 2, 1
+
+WINDOWS: tuple[tuple[str, tuple[int, int], Callable[[Mapping[str, Any]], int]], ...] = (
+    ("a number: of keys before, and none after", (2, 0), lambda options: options["window"][0]),
+    ("a number: of keys up to its own", (2, 0), lambda options: options["window"][0] + 1),
+    ("a number: of keys on each side", (2, 2), lambda options: options["window"][0]),
+)
+"""What a window may mean that is one number: in words, such a window, and the number."""
 Make = Callable[[Layout | None, Any], Target]
 """The target of a layout and a dtype."""
 Sizes = Callable[[Layout], Adapt | None]
@@ -40,6 +47,8 @@ class Settled(NamedTuple):
     """What it does without being asked: causal attention."""
     said: list[tuple[str, str]]
     """What is to be said of it: kind and text."""
+    spelling: Spelling | None = None
+    """How it is given its options."""
 
 
 class _Try(NamedTuple):
@@ -47,6 +56,8 @@ class _Try(NamedTuple):
     target: Target
     options: Mapping[str, Any]
     call: Call
+    window: str = ""
+    """What a window means to it that is one number, in words."""
 
 
 def settle(
@@ -80,7 +91,7 @@ def settle(
     assert chosen is not None  # noqa: S101
     best, kind = chosen
     found = best.target.layout
-    if level == "attention" and layout is None and found.name != "BHTD":
+    if level == "attention" and layout is None and not found.plain:
         said.append(("layout", f"Its arrays are ({found.words}): audited with layout {found.name!r}."))
     more = dict(best.options) if not options else {}
     grouped = Plan("groups", COMPILED[1] if compiled else _GROUPED)
@@ -89,9 +100,11 @@ def settle(
     if (found := next(fits, found)).tiled:
         text = "Query head h reads key head h % Hk: audited by that convention (PyTorch's is h // (Hq // Hk))."
         said.append(("convention", text))
-    if more:
+    if best.window:
+        said.append(("convention", f"Its window is {best.window}."))
+    elif more:
         said.append(("convention", "It is causal without being asked: audited as causal attention."))
-    return Settled(found, kind, more, said)
+    return Settled(found, kind, more, said, _SPELLINGS.get(best.window))
 
 
 def _best(
@@ -108,14 +121,31 @@ def _best(
     given_it = level == "layer" or (layout is not None and layout.name != "packed")
     for each in [layout] if given_it else list(_in_turn(of, kind)):
         target = of(each, kind)
-        for given in ({}, options or {"causal": True}):
-            rank, call = _rank(target, level, kind, given, sizes, limit)
+        for given, window in _ways(target, options):
+            rank, call = _rank(target, level, kind, given, sizes, limit, _SPELLINGS.get(window))
             if best is None or (rank > best.rank and (rank == _RANDOM or not given or options)):
-                best = _Try(rank, target, given, call)
+                best = _Try(rank, target, given, call, window)
             if rank == _RANDOM or _hopeless(call):
                 return best
     assert best is not None  # noqa: S101
     return best if best.rank == _RANDOM or options else best._replace(options={})
+
+
+def _ways(target: Target, options: Mapping[str, Any]) -> list[tuple[Mapping[str, Any], str]]:
+    """The options to try it with, and what its window means, where it is a number and asked for, or always on."""
+    if not target.counts or not ("window" in options or target.windowed):
+        return [({}, ""), (options or {"causal": True}, "")]
+    if "window" in options:
+        return [*((options, told) for told, _, _ in WINDOWS[:2]), (options, "")]
+    ways = [(window, told) for told, window, _ in WINDOWS]
+    return [({**options, "window": window}, told) for window, told in (*ways, (WINDOWS[0][1], ""))]
+
+
+def _spelling(count: Callable[[Mapping[str, Any]], int]) -> Spelling:
+    return lambda options: {**options, "window": count(options)} if "window" in options else dict(options)
+
+
+_SPELLINGS = {told: _spelling(count) for told, _, count in WINDOWS}
 
 
 def _hopeless(call: Call) -> bool:
@@ -128,15 +158,22 @@ def _in_turn(of: Make, kind: np.dtype[Any]) -> Iterator[Layout | None]:
     """The layouts to try; one that is told where sequences begin has them end to end."""
     arguments = of(LAYOUTS["BHTD"], kind).arguments
     if "stack_axis" in arguments:
-        yield from STACKED
+        one = any("cu_seqlens" in name for name in arguments)  # sequences end to end have no batch
+        yield from (x for x in STACKED if not (one and "b" in x.axes))
     elif any("cu_seqlens" in name for name in arguments):
         yield LAYOUTS["packed"]
     else:
-        yield from (x for name, x in LAYOUTS.items() if name != "packed")
+        yield from (*(x for name, x in LAYOUTS.items() if name != "packed"), TURNED)
 
 
 def _rank(
-    target: Target, level: str, kind: np.dtype[Any], options: Mapping[str, Any], sizes: Sizes, limit: float
+    target: Target,
+    level: str,
+    kind: np.dtype[Any],
+    options: Mapping[str, Any],
+    sizes: Sizes,
+    limit: float,
+    spelling: Spelling | None = None,
 ) -> tuple[int, Call]:
     adapt = both(target.adapt, sizes(target.layout))
     dims = _PROBE[level] if adapt is None else adapt(_PROBE[level])
@@ -144,7 +181,10 @@ def _rank(
         return 0, Call(error="it takes no such sizes")
     plan = Plan("small", dims)
     case = target.recast(make(level, plan, kind, np.random.default_rng(7), options, target.plain_output))
-    call = run(target.prepare, case, level, target.tangents, limit)
+    case = replace(case, spelling=spelling)
+    if target.layout.adapt(case.dims) != case.dims:  # options with heads, and none in the layout
+        return 0, Call(error="it takes no such sizes")
+    call = run(target.prepare, case.spelt, level, target.tangents, limit)
     if not call.results:
         return 0, call
     if _is_right(call, case):
@@ -152,7 +192,7 @@ def _rank(
     if level == "layer":
         return _RAN, call
     case = replace(case, arrays={**case.arrays, "k": np.zeros_like(case.arrays["k"])})
-    equal = run(target.prepare, case, level, target.tangents, limit)
+    equal = run(target.prepare, case.spelt, level, target.tangents, limit)
     return (_EQUAL if _is_right(equal, case) else _RAN), call
 
 

@@ -291,11 +291,15 @@ def _holding(diagnosis: Diagnosis, search: Search, observations: Sequence[Observ
     states: Sequence[State] = diagnosis.explanations or ((),)
     for o in large:
         for place, state in enumerate(states):
-            for name in o.results:
-                if name not in open_names and not predictions.reproduces(state, o, name):
+            for name in (n for n in search.names if n in o.results and n not in open_names):
+                if not predictions.reproduces(state, o, name):
                     failing.setdefault(name, set()).add(place)
     whole = [state for place, state in enumerate(states) if not any(place in x for x in failing.values())]
     if whole:
         return replace(diagnosis, explanations=tuple(state for state in whole if state))
-    left = {*diagnosis.unexplained, *failing}
+    wrong = {n for o in observations for n, j in o.judgements.items() if not j.right}
+    if failing.keys() <= wrong:
+        left = {*diagnosis.unexplained, *failing}
+    else:  # a right result that no explanation leaves right: they were none
+        diagnosis, left = replace(diagnosis, explanations=()), wrong - {*search.derived}
     return replace(diagnosis, unexplained=tuple(n for n in RESULTS if n in left))

@@ -108,9 +108,7 @@ class LayerFunction:
         """The output for one token; None where it raises."""
 
         def forward() -> Any:
-            found = self._run(convention, case, convention.environment(case))
-            y = found.get("y")
-            return y if y is None or convention.batched or np.ndim(y) != 3 else y[0]
+            return self._run(convention, case, convention.environment(case)).get("y")
 
         result, error, _ = guarded(forward, 5.0)
         return result if error is None else getattr(error, "attngrad_partial", {}).get("y")

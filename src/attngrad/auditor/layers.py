@@ -10,7 +10,7 @@ import numpy as np
 
 from attngrad.auditor import names
 from attngrad.auditor.cases import Case, make
-from attngrad.auditor.pipeline import RESULTS
+from attngrad.auditor.pipeline import RESULTS, Pipeline
 from attngrad.auditor.plans import Dims, Plan
 from attngrad.auditor.weights import forms_of, laid_out, read_back
 from attngrad.core.arrays import NDArray
@@ -29,7 +29,8 @@ class Convention:
 
     forms: Mapping[str, str] = field(default_factory=dict)
     """The form of each weight that it has, by name (w_q, or w_qkv for three in one), in the order that it has them."""
-    batched: bool = True
+    axes: str = "btd"
+    """Those of its inputs: ``tbd`` where tokens come first, as ``torch.nn.MultiheadAttention`` has them, or ``td``."""
     inputs: tuple[str, ...] = INPUTS
     """What it takes: three inputs, one that attends to itself (x), or one and what it attends to (x, memory)."""
     single: bool = False
@@ -58,7 +59,7 @@ class Convention:
             square = n.model == n.inner
             n = replace(n, hq=1, hk=1)
             n = replace(n, model=n.d) if square else n
-        if not self.batched:
+        if "b" not in self.axes:
             n = replace(n, b=1)
         return replace(n, s=n.t) if self.self_only else n
 
@@ -73,8 +74,12 @@ class Convention:
     def environment(self, case: Case) -> dict[str, NDArray]:
         """The arrays of a case as the candidate has them."""
         arrays = {name: case.arrays[_MEANT.get(name, name)] for name in (*self.inputs, "dy")}
-        arrays = {name: np.array(x if self.batched else x[0], order="K") for name, x in arrays.items()}
+        arrays = {n: np.array(self._turned(x) if "b" in self.axes else x[0], order="K") for n, x in arrays.items()}
         return arrays | {name: laid_out(name, form, case.arrays, case.dims) for name, form in self.forms.items()}
+
+    def _turned(self, x: NDArray) -> NDArray:
+        """Batch and tokens in the order that it has them; in ours again by a second turn."""
+        return x.swapaxes(0, 1) if self.axes == "tbd" else x
 
     def view(self, case: Case) -> Case:
         """The case as it is handed over, for a report."""
@@ -90,8 +95,8 @@ class Convention:
                 found[name] = x
             elif name[1:] in self.forms:
                 found |= read_back(name[1:], self.forms[name[1:]], array, case.dims)
-            elif name in _TOKENS and not self.batched and array.ndim == 2:
-                found[name] = array[None]
+            elif name in _TOKENS and self.axes != "btd" and array.ndim == len(self.axes):
+                found[name] = self._turned(array) if "b" in self.axes else array[None]
             else:
                 found[name] = array
         return found
@@ -161,22 +166,18 @@ def settle(
     ``shapes`` are those of its weights at the sizes of that case, where it has its own; ``first`` are the forms to
     begin with; ``y_of`` runs the forward, and gives None where it raises.
     """
-    for batched in (True, False):
-        tried = replace(convention, batched=batched)
+    for axes in ("btd", "tbd", "td"):
+        tried = replace(convention, axes=axes)
         n = adapt(tried.adapt(ONE_TOKEN.dims) or ONE_TOKEN.dims)
         if n is None:
             continue
         case = make("layer", ONE_TOKEN._replace(dims=n), dtype, np.random.default_rng(0), {}, tried.plain_output)
         case = tried.recast(case)
-        truth = case.arrays["value"] @ case.arrays["w_v"] @ case.arrays["w_o"]
+        truth = Pipeline(case.given, np.float64).y
         for forms in _choices(tried, first, shapes, case):
             now = replace(tried, forms=forms)
             y = as_array(y_of(now, case))
-            if (
-                y is not None
-                and y.shape == truth.shape[not batched :]
-                and np.allclose(y, truth[0 if not batched else ...], 0.05, 0.02)
-            ):
+            if y is not None and y.shape == truth.shape and np.allclose(y, truth, 0.05, 0.02):
                 return now
     return replace(convention, forms={**convention.forms, **{k: x for k, x in first.items() if k in convention.forms}})
 

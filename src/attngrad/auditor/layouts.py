@@ -36,13 +36,28 @@ class Layout:
     """The axis along which q, k and v are stacked, where they come in one array."""
     tiled: bool = False
     """Whether query head h reads key head h % Hk, as ``np.tile`` has it, in place of h // (Hq // Hk)."""
+    turned: str = ""
+    """The axes of the output, where these are others, as Hugging Face's attention functions have them."""
 
     @property
     def words(self) -> str:
         """Its axes in words."""
         letters = {"b": "batch", "h": "heads", "t": "tokens", "d": "features"}
         found = [letters[a] for a in self.axes]
-        return ", ".join(found if self.stack is None else [*found[: self.stack], "3", *found[self.stack :]])
+        if self.stack is not None:
+            found = [*found[: self.stack], "3", *found[self.stack :]]
+        if self.stack == -1:
+            found[-2:] = ["3 heads features" if self.merged else "3 features"]
+        own = f"), its output ({', '.join(letters[a] for a in self.turned)}" if self.turned else ""
+        return ", ".join(found) + own
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is the auditor's own."""
+        return self.name == "BHTD" and not self.turned
+
+    def _axes(self, name: str) -> str:
+        return self.turned if self.turned and name in ("out", "dout") else self.axes
 
     def adapt(self, n: Dims) -> Dims:
         """The sizes that have this layout: one batch or one head where it has no axis for them."""
@@ -61,10 +76,10 @@ class Layout:
         name = name.removesuffix("_dot").removesuffix("_mixed")
         if isinstance(x, tuple) and name == "segments":
             return x if "b" in self.axes else tuple(y[0] if y.ndim > 1 else y for y in x)
-        if not isinstance(x, np.ndarray) or self.name == "BHTD":
+        if not isinstance(x, np.ndarray) or self.plain:
             return x
         if name in _TOKENS:
-            return self._tokens(x)
+            return self._tokens(name, x)
         if name in _PLANES:
             own = "bhts"[4 - x.ndim :]
             return x.reshape([n for a, n in zip(own, x.shape, strict=True) if a in self._kept(own)])
@@ -81,8 +96,8 @@ class Layout:
         order = np.arange(n.hq).reshape(n.hk, -1).T.reshape(-1)
         return np.take(x, np.argsort(order) if back else order, axis)
 
-    def _tokens(self, x: NDArray) -> NDArray:
-        order = ["bhtd".index(a) for a in ("bthd" if self.merged else self.axes)]
+    def _tokens(self, name: str, x: NDArray) -> NDArray:
+        order = ["bhtd".index(a) for a in ("bthd" if self.merged else self._axes(name))]
         order = [i for i in range(4) if i not in order] + order
         strided = not x.flags.c_contiguous and 0 not in x.strides
         moved = np.ascontiguousarray(x).transpose(order) if strided else x.transpose(order)
@@ -103,7 +118,7 @@ class Layout:
             return x
         if base in _ROWS and x.ndim and x.shape[-1] == 1 and x.ndim == len(self._kept("bht")) + 1:
             x = x[..., 0]
-        if self.name == "BHTD":
+        if self.plain:
             return x
         if base in _TOKENS and self.merged and x.ndim == 3:
             x = x.reshape(*x.shape[:2], n.hk if base in _KEYS else n.hq, -1)
@@ -118,7 +133,7 @@ class Layout:
     def _shapes(self, name: str) -> Iterator[tuple[str, str]]:
         """The axes that a result may come with, and those that the auditor has."""
         if name in _TOKENS:
-            yield self.axes, "bhtd"
+            yield self._axes(name), "bhtd"
         elif name in _PLANES:
             yield self._kept("bhts"), "bhts"
         elif name in _ROWS:
@@ -141,7 +156,9 @@ STACKED = tuple(
         ("bhtd", 2),
     )
 )
-"""The layouts of q, k and v in one array."""
+STACKED += tuple(Layout("packed", "btd", merged=merged, stack=-1) for merged in (True, False))
+"""The layouts of q, k and v in one array: stacked along an axis, or side by side within the features."""
+TURNED = replace(LAYOUTS["BHTD"], turned="bthd")
 MERGED = Layout("BTD", "btd", merged=True)
 
 

@@ -58,6 +58,8 @@ def weight(name: str, *, bare: bool = False) -> str | None:
     key = squashed(name)
     if key in _WHOLE:
         return _WHOLE[key]
+    if _table("arrays").get(key) == "x":  # inp
+        return None
     found = _WEIGHT.fullmatch(key)
     if found is None or not (bare or found["before"] or found["after"] or found["part"] == "qkv"):
         return None

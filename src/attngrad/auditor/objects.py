@@ -18,7 +18,7 @@ import numpy as np
 from attngrad.auditor import calls, names
 from attngrad.auditor.candidate import guarded
 from attngrad.auditor.cases import Caller, Case
-from attngrad.auditor.construction import construct, positional, sizes_of
+from attngrad.auditor.construction import asked_of, construct, positional
 from attngrad.auditor.layers import INPUTS, ONE_TOKEN, Convention, settle
 from attngrad.auditor.plans import Dims
 from attngrad.auditor.weights import Slot, slots, without_biases
@@ -49,7 +49,7 @@ class LayerObject:
     def __init__(self, candidate: Any, dtype: Any, convert: Callable[[Any], Any] = lambda x: x) -> None:
         self.candidate, self.dtype, self.convert = candidate, dtype, convert
         self.is_class = inspect.isclass(candidate)
-        self._sizes = set(sizes_of(candidate).values()) if self.is_class else set()
+        self._sizes = asked_of(candidate, ONE_TOKEN.dims) if self.is_class else set()
         single = self.is_class and "heads" not in self._sizes
         n = Convention(single=single).adapt(ONE_TOKEN.dims)
         n = self._own_sizes(n or ONE_TOKEN.dims) or ONE_TOKEN.dims
@@ -92,7 +92,7 @@ class LayerObject:
             model, width = shape[:: -1 if self._first(slot) == "(out, in)" else 1]
             width = width // 3 if slot.name == "w_qkv" else width
         heads = int(own.get("heads", 1))
-        return replace(n, hq=heads, hk=heads, d=width // heads, e=width // heads, model=model)
+        return replace(n, hq=heads, hk=int(own.get("kv_heads", heads)), d=width // heads, e=width // heads, model=model)
 
     def adapt_sizes(self, n: Dims) -> Dims | None:
         """The sizes that it can be made at."""
@@ -138,7 +138,7 @@ class LayerObject:
             given: dict[str, Any] = self._given(convention.environment(case), case)
             layer = self._filled(convention, case, given)
             returned = calls.call(layer.forward, given, "layer", calls.first_names(layer.forward, given, "layer"))
-            return calls.split(returned, "y")[0].get("y")
+            return convention.read(calls.split(returned, "y")[0], case).get("y")
 
         return guarded(forward, 5.0)[0]
 

@@ -117,7 +117,8 @@ class Predictions:
         if truth is not None:
             coarse += 100.0 * o.truth.bound(name)
         if not off <= coarse:  # but for terms that cancel to nothing, whose rounding is left
-            return off <= 1e4 * o.truth.eps and off <= 2.0 * self._scale(state, o, name)
+            left = 1e4 * o.truth.eps * self._largest_weight(state, o)
+            return off <= left and off <= 2.0 * self._scale(state, o, name)
         naive = self.predict(state, o, name, o.truth.dtype)
         if naive is None or naive.shape != predicted.shape:
             return False
@@ -127,6 +128,11 @@ class Predictions:
         if off <= 2.0 * max(fine if np.isfinite(fine) else 0.0, floor):
             return True
         return off <= 2.0 * self._scale(state, o, name)
+
+    def _largest_weight(self, state: State, o: Observation) -> float:
+        """That of the backward, which a mistake may make larger than one: terms and their rounding grow with it."""
+        weights = self.predict(state, o, "weights_back")
+        return max(1.0, float(np.max(np.nan_to_num(weights, posinf=1.0), initial=1.0))) if weights is not None else 1.0
 
     def _scales(self, state: State, o: Observation, name: str) -> NDArray:
         """The entries' error scales in the mistaken pipeline, where these have a meaning."""

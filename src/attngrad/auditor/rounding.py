@@ -123,16 +123,23 @@ class EntryErrors:
         return np.max(np.where(self.p.visible, self.relative, 0.0), axis=-1, initial=0.0) + 4.0 * self.eps
 
     def _weights(self) -> Any:
-        grown = np.expm1(np.minimum(self.relative, 30.0))
-        return np.where(self.seen, np.minimum(self.size("weights") * grown, 1.0) + self.tiny, 0.0)
+        return self.grown("weights")
 
-    def kept(self) -> tuple[Any, Any]:
+    def _weights_back(self) -> Any:
+        return self.grown("weights_back")
+
+    def grown(self, name: str) -> Any:
+        """Of weights, those of a mistaken backward among them, which may be larger than one."""
+        grown, a = np.expm1(np.minimum(self.relative, 30.0)), self.size(name)
+        return np.where(self.seen, np.minimum(a * grown, np.maximum(a, 1.0)) + self.tiny, 0.0)
+
+    def kept(self, name: str) -> tuple[Any, Any]:
         """The weights after dropout, and their error."""
         m = 1.0 if self.p.keep is None else np.asarray(self.p.keep, np.float64)
-        return self.size("weights") * m, self.weights * m + 2.0 * self.eps * self.size("weights") * m
+        return self.size(name) * m, getattr(self, name) * m + 2.0 * self.eps * self.size(name) * m
 
     def _out(self) -> Any:
-        a, ea = self.kept()
+        a, ea = self.kept("weights")
         return self.product(a, ea, self.per_head(self.size("v")), self.per_head(self.v))
 
     # reverse
@@ -154,10 +161,10 @@ class EntryErrors:
         return by_out + by_weights + self.tiny
 
     def _dscores(self) -> Any:
-        a, dp, delta = self.size("weights"), self.size("dweights"), self.size("delta")[..., None]
+        a, dp, delta = self.size("weights_back"), self.size("dweights"), self.size("delta")[..., None]
         difference = np.abs(np.asarray(self.p.dweights - self.p.delta[..., None], np.float64))
         inner = self.dweights + self.delta[..., None] + self.eps * (dp + delta)
-        return np.where(self.seen, self.weights * (difference + inner) + a * inner + self.tiny, 0.0)
+        return np.where(self.seen, self.weights_back * (difference + inner) + a * inner + self.tiny, 0.0)
 
     def _dbias(self) -> Any:
         n = self.eps * (math.sqrt(self.p.dscores.size) + 2.0)
@@ -184,7 +191,7 @@ class EntryErrors:
         return scale * per_key_head(heads, self.p.k) * 2.0 + 4.0 * self.eps * self.size("dk") + self.tiny
 
     def _dv(self) -> Any:
-        a, ea = self.kept()
+        a, ea = self.kept("weights_back")
         return (
             2.0 * per_key_head(self.product(transpose(a), transpose(ea), self.size("dout"), self.dout), self.p.v)
             + self.tiny

@@ -27,7 +27,7 @@ from attngrad.auditor.report import AuditReport, Finding
 from attngrad.auditor.session import Session
 from attngrad.auditor.sizes import both, sizes_of
 from attngrad.auditor.targets import Target, level_of, own_options, target_of
-from attngrad.auditor.trials import off_by_default, try_options
+from attngrad.auditor.trials import off_by_default, on_by_default, try_options
 from attngrad.core.arrays import kind_of
 from attngrad.core.checks import check_real, fail
 from attngrad.core.dtypes import BFLOAT16, KERNEL_DTYPES, SENTENCE
@@ -110,12 +110,16 @@ def audit(
     if handled is not None:
         return handled
     convert = adapters.converter(candidate, framework, device)
-    title: str = name or getattr(candidate, "__qualname__", None) or type(candidate).__name__
+    function = candidate[0] if is_pair(candidate) else candidate
+    title: str = name or getattr(function, "__qualname__", None) or type(function).__name__
     settings: dict[str, Any] = {"level": level, "dtype": kind, "effort": effort, "seed": int(seed), "options": ""}
     try:
         settings["level"] = level = level or level_of(candidate)
+        function = as_function(candidate) if level == "attention" else candidate
+        standing = {name: x for name, x in on_by_default(function).items() if name not in chosen}
+        chosen |= standing
         asked = getattr(candidate, "probe", candidate)
-        place, kind, more, said = settle(
+        place, kind, more, said, spelling = settle(
             lambda layout, kind: target_of(asked, level, wanted, layout, kind, convert),
             level, place, kind, chosen, (lambda x: adapt) if held is None else partial(recorded.sizes_in, held),
             time_limit, compiled,
@@ -126,6 +130,9 @@ def audit(
         settings["dtype"] = (kind or np.dtype(np.float64)).name
         return AuditReport(title, "not audited", findings=(Finding("crash", str(error)),), settings=settings)
     target = replace(target, adapt=both(target.adapt, adapt))
+    if spelling is not None:
+        recast = target.recast
+        target = replace(target, recast=lambda case: replace(recast(case), spelling=spelling))
     settings |= {"dtype": kind.name, "options": _told(chosen)}
     values: dict[str, Any] = {"options": chosen, "dtype": kind, "effort": effort, "seed": seed}
     shapes = _shapes(target, effort, compiled)
@@ -138,7 +145,7 @@ def audit(
     if held is not None:
         made = [recorded.case_of(held, target.layout, chosen, seed)]
         session.recorded = recorded.Recorded(made[0], target.layout, effort)
-    for about, text in said:
+    for about, text in (*said, *(("option", _standing(name, x)) for name, x in standing.items())):
         session.say(about, text, fault=False)
     lacking = [x for x in chosen if x not in target.keywords and x not in more and x != "seed"]
     for option in lacking:
@@ -167,8 +174,7 @@ def audit(
     again = Again()
     if held is None:
         again = _again(session, effort)
-        names = off_by_default(as_function(candidate) if level == "attention" else candidate)
-        again = _with_options(session, again, names, options, effort, compiled)
+        again = _with_options(session, again, off_by_default(function), options, effort, compiled)
     settings["cases"] = len(session.observations)
     settings |= {"unasked": again.unasked} if again.unasked else {}
     tell(len(made), len(made) + 2, "diagnosis" if session.wrong else "report")
@@ -260,6 +266,13 @@ def _check(
     if check_real("audit", "time_limit", time_limit) <= 0.0:
         fail(ValueError, "audit", "time_limit", "be positive", time_limit, "It is in seconds.")
     return check_options(options), claimed, kind
+
+
+def _standing(name: str, x: Any) -> str:
+    """What is said of an option that nobody asked for and that is on all the same."""
+    if x is True:
+        return f"It wants {name}: audited with {name} made for each case."
+    return f"It has {name} by default: audited with {name}={x:g}."
 
 
 def _not_taken(candidate: Any, lacking: Sequence[str], wrong: bool) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,7 @@ from attngrad.auditor.layer_functions import LayerFunction
 from attngrad.auditor.layers import as_array
 from attngrad.auditor.layouts import LAYOUTS, MERGED, Layout, packed, seqlens
 from attngrad.auditor.objects import LayerObject, is_layer_object
-from attngrad.auditor.pairs import as_function, is_pair
+from attngrad.auditor.pairs import as_function, is_pair, takes_one_array
 from attngrad.auditor.pipeline import RESULTS, Pipeline
 from attngrad.auditor.plans import INPUTS, Dims
 from attngrad.core.arrays import NDArray
@@ -54,7 +56,7 @@ _PAIRS = {"primals": QKV[:3], "tangents": _TANGENTS}
 _ORDERS = (QKV[:3], QKV, (*QKV[:3], *_TANGENTS), (*QKV, *_TANGENTS), (*QKV, *_TANGENTS, "dout_dot"))
 _BY_COUNT = {len(order): order for order in _ORDERS}
 _PACKED = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
-_ASKED = (*_PACKED, "num_heads", "num_kv_heads", "stack_axis")
+_ASKED = (*_PACKED, "num_heads", "num_kv_heads", "stack_axis", "module")
 _SAVED = ("out", "lse", "weights")
 LAYER_ARGUMENTS = (*INPUTS["layer"], "num_heads")
 
@@ -81,6 +83,10 @@ class Target:
     view: Callable[[Case], Case] = lambda case: case
     """A case with the arrays as it gets them, for the report."""
     layout: Layout = LAYOUTS["BHTD"]
+    counts: bool = False
+    """Whether a window is one number to it."""
+    windowed: bool = False
+    """Whether it has a window that is not asked for."""
 
 
 def level_of(candidate: Any) -> str:
@@ -90,6 +96,8 @@ def level_of(candidate: Any) -> str:
     try:
         found = calls.parameters(candidate[0] if is_pair(candidate) else candidate, "layer")
     except (TypeError, ValueError):
+        return "attention"
+    if takes_one_array(candidate):
         return "attention"
     return "layer" if any((p.means or "").startswith("w_") or p.means == "parameters" for p in found) else "attention"
 
@@ -183,7 +191,7 @@ def _attention(candidate: Any, layout: Layout, convert: Callable[[Any], Any]) ->
         options |= {
             name: _default(name, case.dims)
             for name in spelled
-            if spelled[name] in found.required and name not in options
+            if spelled[name] in found.without_default and name not in options
         }
         keywords = {spelled.get(n, n): x for n, x in taken(options, frozenset(spelled), found.everything).items()}
         keywords |= {name: own[name] for name in ("bias_dot", "sinks_dot") if name in by_name and name in own}
@@ -209,7 +217,20 @@ def _attention(candidate: Any, layout: Layout, convert: Callable[[Any], Any]) ->
             | {x: keywords[given[x]] for x in _PACKED if x in given and isinstance(keywords.get(given[x]), np.ndarray)},
         )
 
+    own_window = _parameter(candidate, spelled.get("window", ""))
+    window = None if own_window is None else own_window.default
+    by_sequence = layout.name == "packed" and (layout.stack is None or "cu_seqlens_q" in given)
+
+    def recast(case: Case) -> Case:
+        if tangents and "dout_dot" not in wanted:  # it holds dout fixed
+            still = {x: np.zeros_like(y) for x, y in case.arrays.items() if x == "dout_dot"}
+            case = replace(case, arrays={**case.arrays, **still})
+        return packed(case) if by_sequence else case
+
     shown = ", ".join(f"({', '.join(_PAIRS[x])})" if x in _PAIRS else x for x in wanted)
+    if layout.stack is not None:
+        joined = f"np.stack((q, k, v), {layout.stack})" if layout.stack >= 0 else "np.concatenate((q, k, v), -1)"
+        shown = shown.replace("q, k, v", joined)
     shown += "".join(
         f", {own}={{{name}}}" if name == "num_heads" else f", {own}={name}"
         for name, own in given.items()
@@ -224,10 +245,24 @@ def _attention(candidate: Any, layout: Layout, convert: Callable[[Any], Any]) ->
         (*found.names, *spelled),
         tangents=tangents,
         adapt=None if layout.name == "BHTD" else layout.adapt,
-        recast=packed if layout.name == "packed" and layout.stack is None else lambda case: case,
+        recast=recast,
+        counts=isinstance(window, int) or (own_window is not None and _may_be_a_number(own_window)),
+        windowed=own_window is not None and (window is own_window.empty or bool(window)),
         view=view,
         layout=layout,
     )
+
+
+def _parameter(candidate: Any, name: str) -> inspect.Parameter | None:
+    try:
+        return inspect.signature(candidate).parameters.get(name)
+    except (TypeError, ValueError):
+        return None
+
+
+def _may_be_a_number(p: inspect.Parameter) -> bool:
+    """Whether an annotation says so, or nothing says otherwise."""
+    return "int" in str(p.annotation) if p.annotation is not p.empty else p.default is p.empty
 
 
 def _default(name: str, n: Dims) -> Any:
@@ -236,11 +271,13 @@ def _default(name: str, n: Dims) -> Any:
 
 
 def _lengths(case: Case, layout: Layout) -> dict[str, Any]:
-    """What a candidate may ask for beside the arrays: the number of heads, where sequences begin."""
-    found: dict[str, Any] = {"num_heads": case.dims.hq, "num_kv_heads": case.dims.hk}
+    """What a candidate may ask for beside the arrays: the number of heads, where sequences begin, its module."""
+    n = case.dims
+    found: dict[str, Any] = {"num_heads": n.hq, "num_kv_heads": n.hk}
+    found["module"] = SimpleNamespace(training=False, num_key_value_groups=n.hq // n.hk, is_causal=False, layer_idx=0)
     if layout.stack is not None:
         found["stack_axis"] = layout.stack
-    elif layout.name == "packed":
+    if case.by_sequence:
         ids = case.options["segments"]
         parts = 1 + max(int(x.max(initial=0)) for x in ids)
         for name, x in zip("qk", ids, strict=True):

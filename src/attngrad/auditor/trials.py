@@ -17,7 +17,9 @@ import numpy as np
 from attngrad.auditor import names as spellings
 from attngrad.auditor.budget import LIMITS, Budget
 from attngrad.auditor.cases import Case, Spelling, make
+from attngrad.auditor.detect import WINDOWS
 from attngrad.auditor.diagnose import Search
+from attngrad.auditor.objects import is_layer_object
 from attngrad.auditor.plans import COMPILED, Dims, Plan
 from attngrad.auditor.repeat import Repeated, repeated
 from attngrad.auditor.session import Session
@@ -30,6 +32,7 @@ _DIMS = {
 }
 """Square, and with more keys than queries, where the corner of a causal mask tells."""
 _OUTPUTS = {"out", "y"}
+_EMPTY = inspect.Parameter.empty
 _PREDICTIONS = 15_000
 """What is spent on the search for a mistake with one option: every entry of the catalogue once, in all results."""
 
@@ -86,7 +89,13 @@ _CONVENTIONS: dict[str, tuple[Convention, ...]] = {
             lambda options: {"causal": True},
         ),
     ),
-    "window": (Convention("(left, right)", lambda case: {"window": (2, 1)}),),
+    "window": (
+        Convention("(left, right)", lambda case: {"window": (2, 1)}),
+        *(
+            Convention(told, lambda case, w=w: {"window": w}, lambda options, count=count: {"window": count(options)})  # type: ignore[misc]
+            for told, w, count in WINDOWS
+        ),
+    ),
     "scale": (Convention("", lambda case: {"scale": 0.3}),),
     "softcap": (Convention("", lambda case: {"softcap": 1.5}),),
     "dropout": (Convention("by attngrad.dropout_mask", lambda case: {"dropout": 0.3, "seed": 5}),),
@@ -111,8 +120,34 @@ def off_by_default(candidate: Any) -> tuple[str, ...]:
         found = inspect.signature(candidate).parameters.values()
     except (TypeError, ValueError):
         return ()
-    off = [p.name for p in found if p.default is None or (isinstance(p.default, (bool, int, float)) and not p.default)]
-    return tuple(meant for name in off if (meant := spellings.known(name, "options")) is not None)
+    meant = [(spellings.known(p.name, "options"), p.default) for p in found]
+    off = [
+        (name, x)
+        for name, x in meant
+        if x is None or (_is_number(x) and (not x or name == "dropout")) or (x is _EMPTY and name == "mask")
+    ]
+    return tuple(name for name, _ in off if name is not None)
+
+
+def on_by_default(function: Any) -> dict[str, Any]:
+    """The options that a function has without being asked, and what they are then.
+
+    A cap is what it is; dropout, which draws a mask, is turned off; bias and sinks that it must be given are made.
+    """
+    if is_layer_object(function):
+        return {}
+    try:
+        found = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return {}
+    meant = [(spellings.known(p.name, "options"), p.default) for p in found]
+    on = {name: x for name, x in meant if name in ("softcap", "dropout") and _is_number(x) and x}
+    made = {name: True for name, x in meant if name in ("bias", "sinks") and x is _EMPTY}
+    return {name: 0.0 if name == "dropout" else x for name, x in on.items()} | made
+
+
+def _is_number(x: Any) -> bool:
+    return isinstance(x, (bool, int, float))
 
 
 def try_options(session: Session, names: Iterable[str], effort: str, compiled: bool) -> Tried:
@@ -209,7 +244,7 @@ def _cases(session: Session, name: str, compiled: bool) -> list[Case]:
 
 def _also(spell: Spelling | None, plain: Case) -> Spelling | None:
     """The spelling, beside the options that the case has anyway."""
-    return None if spell is None else lambda options: {**plain.options, **spell(options)}
+    return plain.spelling if spell is None else lambda options: {**plain.spelt.options, **spell(options)}
 
 
 def _observed(session: Session, made: list[Case], convention: Convention) -> tuple[list[Observation], str]:

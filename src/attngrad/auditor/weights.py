@@ -6,6 +6,7 @@ by heads, or q, k and v in one. A form is a rearrangement of entries, so that it
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,7 @@ from attngrad.auditor import names
 from attngrad.auditor.plans import Dims
 from attngrad.core.arrays import NDArray
 
-_INNER = ("weight", "weights", "W", "w", "kernel", "data", "value", "val", "array", "param")
+_INNER = ("weight", "weights", "W", "w", "kernel", "data", "value", "val", "array", "param", "0")
 _GRADIENTS = ("grads", "gradients", "grad", "dparams", "d_params", "gradient", "d", "dweights", "grad_params")
 _PACKED = ("w_q", "w_k", "w_v")
 
@@ -84,12 +85,17 @@ def read_back(name: str, form: str, gradient: NDArray, n: Dims) -> dict[str, NDA
 
 
 def _item(holder: Any, key: str) -> Any:
+    if isinstance(holder, (list, tuple)):
+        return holder[int(key)] if key.isdigit() and int(key) < len(holder) else None
     return holder.get(key) if isinstance(holder, Mapping) else getattr(holder, key, None)
 
 
 def _entries(holder: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(holder, Mapping):
         yield from ((k, x) for k, x in holder.items() if isinstance(k, str))
+        return
+    if isinstance(holder, (list, tuple)):
+        yield from ((str(i), x) for i, x in enumerate(holder))
         return
     seen = {**getattr(holder, "__dict__", {})}
     for more in ("_parameters", "_modules"):  # of torch
@@ -177,7 +183,17 @@ def slots(layer: Any) -> dict[str, Slot]:
                 found[weight] = Slot(weight, path + more)
     if "w_qkv" in found and {"w_q", "w_k", "w_v"} <= found.keys():
         del found["w_qkv"]
-    return found
+    return found if found.keys() & {*_PACKED, "w_qkv"} else _in_a_row(layer) | found
+
+
+def _in_a_row(layer: Any) -> dict[str, Slot]:
+    """The weights of a layer that keeps them in one list: q, k and v, and perhaps the output's."""
+    for key, value in _entries(layer):
+        if isinstance(value, (list, tuple)) or (hasattr(value, "_modules") and hasattr(value, "append")):
+            ways = [(key, i, *more) for i, x in _entries(value) if i.isdigit() and (more := _reach(x)) is not None]
+            if len(ways) in (3, 4):
+                return {name: Slot(name, way) for name, way in zip((*_PACKED, "w_o"), ways, strict=False)}
+    return {}
 
 
 def _reach(x: Any, depth: int = 3) -> tuple[str, ...] | None:
@@ -186,21 +202,23 @@ def _reach(x: Any, depth: int = 3) -> tuple[str, ...] | None:
         return ()
     for key in _INNER if depth and not isinstance(x, (str, int, float, list, tuple)) else ():
         inner = _item(x, key)
-        if inner is not None and not callable(inner) and (more := _reach(inner, depth - 1)) is not None:
+        if inner is not None and not inspect.isroutine(inner) and (more := _reach(inner, depth - 1)) is not None:
             return (key, *more)
     return None
 
 
-def without_biases(layer: Any) -> None:
+def without_biases(layer: Any, depth: int = 3) -> None:
     """Set to zero the vectors that a layer or one of its parts adds: the auditor's layer has none."""
-    for holder in [layer, *(x for _, x in _entries(layer) if hasattr(x, "__dict__") or isinstance(x, dict))]:
+    kept = [x for key, x in _entries(layer) if key != "_buffers"]
+    parts = [x for x in kept if hasattr(x, "__dict__") or isinstance(x, (dict, list, tuple))]
+    for holder in [layer, *parts]:
         for key, x in _entries(holder):
-            if (
-                isinstance(x, np.ndarray)
-                and x.dtype.kind == "f"
-                and key.lower().startswith("b")
-                and x.size == max(x.shape, default=0)
-            ):
+            shape = getattr(x, "shape", (0,) * 3)
+            vector = len(shape) <= 2 and int(np.prod(shape)) == max(shape, default=0)  # and no mask of that name
+            if isinstance(x, np.ndarray) and x.dtype.kind == "f" and key.lower().startswith("b") and vector:
                 x[...] = 0
-            elif hasattr(x, "detach") and key.startswith("bias"):
+            elif hasattr(x, "detach") and key.startswith("bias") and vector:
                 x.data.zero_()
+    for part in parts if depth else ():
+        if hasattr(part, "_modules") or isinstance(part, (list, tuple)):
+            without_biases(part, depth - 1)

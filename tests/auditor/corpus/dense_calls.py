@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,11 +15,11 @@ from .candidates import load
 
 # What a case is made of. large: factor on q; mask: seen (True = attend), hidden or additive; keyword: its argument;
 # implicit: causal without an argument; scale: given; offset: of the causal mask; tiled: query head h has key head
-# h % Hk; order, tangent: 1 or 2, up to which derivative.
+# h % Hk; window: of so many keys before; order, tangent: 1 or 2, up to which derivative.
 ORDINARY = {
     "B": 2, "Hq": 2, "Hk": 2, "T": 6, "S": 9, "D": 4, "E": 5, "causal": False, "mask": None, "keyword": None,
     "implicit": False, "scale": None, "offset": None, "tiled": False, "large": 1.0, "dtype": "float64", "order": 1,
-    "tangent": 0, "seed": None, "calls": 1,
+    "tangent": 0, "seed": None, "calls": 1, "softcap": None, "window": None,
 }  # fmt: skip
 
 
@@ -53,7 +54,10 @@ def dense(c: SimpleNamespace, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor)
     seen = torch.ones(t, s, dtype=torch.bool) if c.seen is None else torch.as_tensor(c.seen)
     if c.causal:
         seen = seen & torch.ones(t, s, dtype=torch.bool).tril(s - t if c.offset is None else c.offset)
-    z = (q @ k.mT * (c.scale or q.shape[-1] ** -0.5)).masked_fill(~seen, -1e300)
+    if c.window is not None:
+        seen = seen & torch.ones(t, s, dtype=torch.bool).tril(s - t).triu(s - t - c.window)
+    z = q @ k.mT * (c.scale or q.shape[-1] ** -0.5)
+    z = (z if c.softcap is None else c.softcap * torch.tanh(z / c.softcap)).masked_fill(~seen, -1e300)
     return (z.softmax(-1) * seen) @ v
 
 
@@ -377,12 +381,76 @@ def error_of_fused_module(entry: dict[str, Any], module: Any, c: SimpleNamespace
     return distance({"y": y, "x": dx, **take(*grads)}, dense_layer(x.detach().numpy(), w, do, module.heads))
 
 
+PARTS: dict[str, Any] = {
+    "GPTAttention": lambda m: (*m.c_attn.weight.chunk(3), m.c_proj.weight),
+    "ViTAttention": lambda m: (*m.to_qkv.weight.chunk(3), m.to_out[0].weight),
+    "GroupedAttention": lambda m: (m.wq.weight, m.wk.weight, m.wv.weight, m.wo.weight),
+    "TimeFirstAttention": lambda m: (*m.in_proj_weight.chunk(3), m.out_proj.weight),
+    "ListedAttention": lambda m: tuple(part.weight for part in m.linears),
+}
+"""The weights of query, key, value and output of a module, (out, in)."""
+
+
+def error_of_module_parts(entry: dict[str, Any], module: Any, c: SimpleNamespace) -> float:
+    if isinstance(module, type):
+        module = module(SimpleNamespace(n_embd=16, n_head=2, block_size=8, dropout=0.0, bias=False))
+    module, name = module.double(), entry["name"]
+    for part, p in module.named_parameters():
+        if part.endswith("bias"):
+            p.data.zero_()
+    heads = next(getattr(module, n) for n in ("n_head", "heads", "n_heads", "num_heads", "h") if hasattr(module, n))
+    c = SimpleNamespace(**(vars(c) | {"Hq": heads, "Hk": getattr(module, "n_kv_heads", heads)}))
+    c.causal = "causal" in entry.get("options", {})
+    wq, wk, wv, wo = PARTS[name](module)
+    x = torch.tensor(np.random.default_rng(29).standard_normal((2, 6, wq.shape[1])), requires_grad=True)
+    q, k, v = ((x @ w.T).unflatten(-1, (n, -1)).transpose(1, 2) for w, n in ((wq, c.Hq), (wk, c.Hk), (wv, c.Hk)))
+    expected = dense(c, q, k, v).transpose(1, 2).flatten(2) @ wo.T
+    if name == "TimeFirstAttention":
+        y = module(*(x.transpose(0, 1),) * 3).transpose(0, 1)
+    else:
+        y = module(x, x, x) if name == "ListedAttention" else module(x)
+    do = torch.tensor(np.random.default_rng(30).standard_normal(y.shape))
+    results = [{"y": t, "x": torch.autograd.grad(t, x, do, retain_graph=True)[0]} for t in (y, expected)]
+    return distance(*results)
+
+
+def error_of_varlen_packed(entry: dict[str, Any], f: Any, c: SimpleNamespace) -> float:
+    rng, cu = np.random.default_rng(31), [0, 3, 8, 9]
+    x = torch.tensor(rng.standard_normal((9, 3, 2, 4)), requires_grad=True)
+    do, parts = torch.tensor(rng.standard_normal((9, 2, 4))), []
+    for a, b in itertools.pairwise(cu):
+        heads = [x[a:b, i].transpose(0, 1) for i in range(3)]
+        parts.append(torch.nn.functional.scaled_dot_product_attention(*heads).transpose(0, 1))
+    outs = (f(x, torch.tensor(cu)), torch.cat(parts))
+    return distance(*({"out": o, "dqkv": torch.autograd.grad(o, x, do)[0]} for o in outs))
+
+
+def error_of_eager(entry: dict[str, Any], f: Any, c: SimpleNamespace) -> float:
+    found = derivatives(c, lambda q, k, v: f(None, q, k, v, None)[0].transpose(1, 2))
+    return distance(found, truth(c))
+
+
+def error_of_loops(entry: dict[str, Any], pair: Any, c: SimpleNamespace) -> float:
+    c = make_case(entry, {"S": 6, "E": 4, "causal": True})
+    beside = np.concatenate([c.x[n].swapaxes(1, 2).reshape(2, 6, -1) for n in "qkv"], -1)
+    out, cache = pair[0](beside, 2)
+    found = [out, *np.split(pair[1](c.x["do"].swapaxes(1, 2).reshape(2, 6, -1), cache), 3, -1)]
+    heads = [x.reshape(2, 6, 2, 4).swapaxes(1, 2) for x in found]
+    return distance(dict(zip(("out", "dq", "dk", "dv"), heads, strict=True)), truth(c))
+
+
+def error_of_hvp(entry: dict[str, Any], f: Any, c: SimpleNamespace) -> float:
+    found = f(*(c.x[n] for n in ("q", "k", "v", "do")), *(c.w[n] for n in "qkv"))
+    return distance({"second": np.concatenate([x.ravel() for x in found])}, truth(c))
+
+
 ERRORS = {
     "grads": error_of_gradients, "grads-dout-first": error_of_gradients, "pair": error_of_gradients,
     "object": error_of_gradients, "torch": error_of_torch, "jax": error_of_jax, "packed": error_of_packed,
     "varlen": error_of_varlen, "layer": error_of_layer, "layer-pair": error_of_layer_pair,
     "layer-cross": error_of_layer_cross, "module": error_of_module, "layer-steps": error_of_layer_steps,
-    "module-fused": error_of_fused_module,
+    "module-fused": error_of_fused_module, "module-parts": error_of_module_parts, "eager": error_of_eager,
+    "varlen-packed": error_of_varlen_packed, "loops": error_of_loops, "hvp": error_of_hvp,
 }  # fmt: skip
 
 

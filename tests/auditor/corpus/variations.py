@@ -1,11 +1,15 @@
 # ruff: noqa
 """Written after the corpus was scored, to see whether the names fit more than the corpus."""
 
+import math
 from collections import namedtuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 Grads = namedtuple("Grads", "dq dk dv")
 
@@ -240,3 +244,390 @@ class FusedSelfAttention(nn.Module):
         q, k, v = self.qkv(x).view(n, t, self.heads, 3, c // self.heads).permute(3, 0, 2, 1, 4)
         w = torch.softmax(q @ k.mT * (c // self.heads) ** -0.5, dim=-1)
         return self.proj((w @ v).permute(0, 2, 1, 3).reshape(n, t, c))
+
+
+# Written later still, in styles that were not there yet.
+
+
+class GPTAttention(nn.Module):
+    """sizes from a config; the causal mask is a buffer that is called bias"""
+
+    def __init__(self, config):
+        super().__init__()
+        assert config.n_embd % config.n_head == 0
+        self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd, bias=config.bias)
+        self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
+        self.attn_dropout = nn.Dropout(config.dropout)
+        self.resid_dropout = nn.Dropout(config.dropout)
+        self.n_head = config.n_head
+        self.n_embd = config.n_embd
+        self.dropout = config.dropout
+        self.register_buffer(
+            "bias",
+            torch.tril(torch.ones(config.block_size, config.block_size)).view(
+                1, 1, config.block_size, config.block_size
+            ),
+        )
+
+    def forward(self, x):
+        B, T, C = x.size()
+        q, k, v = self.c_attn(x).split(self.n_embd, dim=2)
+        k = k.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)
+        q = q.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)
+        v = v.view(B, T, self.n_head, C // self.n_head).transpose(1, 2)
+        att = (q @ k.transpose(-2, -1)) * (1.0 / math.sqrt(k.size(-1)))
+        att = att.masked_fill(self.bias[:, :, :T, :T] == 0, float("-inf"))
+        att = F.softmax(att, dim=-1)
+        att = self.attn_dropout(att)
+        y = att @ v
+        y = y.transpose(1, 2).contiguous().view(B, T, C)
+        return self.resid_dropout(self.c_proj(y))
+
+
+class ViTAttention(nn.Module):
+    """one projection, and the output's in a Sequential"""
+
+    def __init__(self, dim=24, heads=3, dim_head=4, dropout=0.0):
+        super().__init__()
+        inner_dim = dim_head * heads
+        self.heads = heads
+        self.scale = dim**-0.5
+        self.to_qkv = nn.Linear(dim, inner_dim * 3, bias=False)
+        self.to_out = nn.Sequential(nn.Linear(inner_dim, dim), nn.Dropout(dropout))
+
+    def forward(self, x):
+        b, n, _ = x.shape
+        h = self.heads
+        qkv = self.to_qkv(x).chunk(3, dim=-1)
+        q, k, v = (t.reshape(b, n, h, -1).transpose(1, 2) for t in qkv)
+        dots = torch.einsum("bhid,bhjd->bhij", q, k) * self.scale
+        attn = dots.softmax(dim=-1)
+        out = torch.einsum("bhij,bhjd->bhid", attn, v)
+        return self.to_out(out.transpose(1, 2).reshape(b, n, -1))
+
+
+def repeat_kv(x, n_rep):
+    bs, slen, n_kv_heads, head_dim = x.shape
+    if n_rep == 1:
+        return x
+    return (
+        x[:, :, :, None, :]
+        .expand(bs, slen, n_kv_heads, n_rep, head_dim)
+        .reshape(bs, slen, n_kv_heads * n_rep, head_dim)
+    )
+
+
+class GroupedAttention(nn.Module):
+    """fewer key heads than query heads, whose number the module has"""
+
+    def __init__(self, dim=16, n_heads=4, n_kv_heads=2):
+        super().__init__()
+        self.n_heads, self.n_kv_heads = n_heads, n_kv_heads
+        self.n_rep = n_heads // n_kv_heads
+        self.head_dim = dim // n_heads
+        self.wq = nn.Linear(dim, n_heads * self.head_dim, bias=False)
+        self.wk = nn.Linear(dim, n_kv_heads * self.head_dim, bias=False)
+        self.wv = nn.Linear(dim, n_kv_heads * self.head_dim, bias=False)
+        self.wo = nn.Linear(n_heads * self.head_dim, dim, bias=False)
+
+    def forward(self, x, mask=None):
+        bsz, seqlen, _ = x.shape
+        xq = self.wq(x).view(bsz, seqlen, self.n_heads, self.head_dim)
+        xk = self.wk(x).view(bsz, seqlen, self.n_kv_heads, self.head_dim)
+        xv = self.wv(x).view(bsz, seqlen, self.n_kv_heads, self.head_dim)
+        keys = repeat_kv(xk, self.n_rep).transpose(1, 2)
+        values = repeat_kv(xv, self.n_rep).transpose(1, 2)
+        xq = xq.transpose(1, 2)
+        scores = torch.matmul(xq, keys.transpose(2, 3)) / math.sqrt(self.head_dim)
+        if mask is not None:
+            scores = scores + mask
+        scores = F.softmax(scores.float() if scores.dtype == torch.bfloat16 else scores, dim=-1).type_as(xq)
+        output = torch.matmul(scores, values)
+        output = output.transpose(1, 2).contiguous().view(bsz, seqlen, -1)
+        return self.wo(output)
+
+
+class TimeFirstAttention(nn.Module):
+    """time, batch, features"""
+
+    def __init__(self, embed_dim=16, num_heads=2):
+        super().__init__()
+        self.embed_dim, self.num_heads = embed_dim, num_heads
+        self.head_dim = embed_dim // num_heads
+        self.scaling = self.head_dim**-0.5
+        self.in_proj_weight = nn.Parameter(torch.empty(3 * embed_dim, embed_dim))
+        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=False)
+        nn.init.xavier_uniform_(self.in_proj_weight)
+
+    def forward(self, query, key, value, key_padding_mask=None):
+        tgt_len, bsz, embed_dim = query.size()
+        src_len = key.size(0)
+        wq, wk, wv = self.in_proj_weight.chunk(3)
+        q = F.linear(query, wq) * self.scaling
+        k = F.linear(key, wk)
+        v = F.linear(value, wv)
+        q = q.contiguous().view(tgt_len, bsz * self.num_heads, self.head_dim).transpose(0, 1)
+        k = k.contiguous().view(src_len, bsz * self.num_heads, self.head_dim).transpose(0, 1)
+        v = v.contiguous().view(src_len, bsz * self.num_heads, self.head_dim).transpose(0, 1)
+        w = torch.bmm(q, k.transpose(1, 2))
+        if key_padding_mask is not None:
+            w = w.view(bsz, self.num_heads, tgt_len, src_len)
+            w = w.masked_fill(key_padding_mask[:, None, None, :], float("-inf")).view(
+                bsz * self.num_heads, tgt_len, src_len
+            )
+        w = F.softmax(w, dim=-1)
+        attn = torch.bmm(w, v).transpose(0, 1).contiguous().view(tgt_len, bsz, embed_dim)
+        return self.out_proj(attn)
+
+
+class ListedAttention(nn.Module):
+    """four projections in a list"""
+
+    def __init__(self, h=2, d_model=16, dropout=0.0):
+        super().__init__()
+        assert d_model % h == 0
+        self.d_k = d_model // h
+        self.h = h
+        self.linears = nn.ModuleList([nn.Linear(d_model, d_model) for _ in range(4)])
+        self.attn = None
+        self.dropout = nn.Dropout(p=dropout)
+
+    def forward(self, query, key, value):
+        nbatches = query.size(0)
+        query, key, value = [
+            lin(x).view(nbatches, -1, self.h, self.d_k).transpose(1, 2)
+            for lin, x in zip(self.linears, (query, key, value))
+        ]
+        self.attn = F.softmax(query @ key.transpose(-2, -1) / math.sqrt(self.d_k), dim=-1)
+        x = self.dropout(self.attn) @ value
+        x = x.contiguous().view(nbatches, -1, self.h * self.d_k)
+        return self.linears[-1](x)
+
+
+class FlashOverKeys(torch.autograd.Function):
+    """keys in tiles of 16; its second order is that of a saved log-sum-exp"""
+
+    @staticmethod
+    def forward(ctx, q, k, v):
+        scale = q.shape[-1] ** -0.5
+        B, H, N, D = q.shape
+        m = q.new_full((B, H, N, 1), -float("inf"))
+        l = q.new_zeros((B, H, N, 1))
+        acc = q.new_zeros((B, H, N, v.shape[-1]))
+        for j in range(0, k.shape[2], 16):
+            kj, vj = k[:, :, j : j + 16], v[:, :, j : j + 16]
+            s = scale * (q @ kj.transpose(-2, -1))
+            m_new = torch.maximum(m, s.max(-1, keepdim=True).values)
+            p = (s - m_new).exp()
+            l = (m - m_new).exp() * l + p.sum(-1, keepdim=True)
+            acc = acc + p @ vj
+            m = m_new
+        out = acc / l
+        ctx.save_for_backward(q, k, v, out, m + l.log())
+        return out
+
+    @staticmethod
+    def backward(ctx, do):
+        q, k, v, out, lse = ctx.saved_tensors
+        scale = q.shape[-1] ** -0.5
+        p = (scale * q @ k.transpose(-2, -1) - lse).exp()
+        dv = p.transpose(-2, -1) @ do
+        dp = do @ v.transpose(-2, -1)
+        ds = p * (dp - (do * out).sum(-1, keepdim=True))
+        return scale * ds @ k, scale * ds.transpose(-2, -1) @ q, dv
+
+
+class SlidingWindow(torch.autograd.Function):
+    """always with a window, of so many keys before"""
+
+    @staticmethod
+    def forward(ctx, q, k, v, window):
+        T, S = q.shape[-2], k.shape[-2]
+        i = torch.arange(T, device=q.device)[:, None] + (S - T)
+        j = torch.arange(S, device=q.device)[None, :]
+        band = (j <= i) & (i - j <= window)
+        s = (q @ k.transpose(-2, -1)) / q.shape[-1] ** 0.5
+        s = s.masked_fill(~band, float("-inf"))
+        p = torch.nan_to_num(s.softmax(-1))
+        ctx.save_for_backward(q, k, v, p)
+        ctx.window = window
+        return p @ v
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, do):
+        q, k, v, p = ctx.saved_tensors
+        T, S = q.shape[-2], k.shape[-2]
+        i = torch.arange(T, device=q.device)[:, None] + (S - T)
+        j = torch.arange(S, device=q.device)[None, :]
+        band = (j <= i) & (i - j < ctx.window)
+        dv = p.transpose(-2, -1) @ do
+        dp = do @ v.transpose(-2, -1)
+        ds = p * (dp - (p * dp).sum(-1, keepdim=True))
+        ds = ds.masked_fill(~band, 0.0) / q.shape[-1] ** 0.5
+        return ds @ k, ds.transpose(-2, -1) @ q, dv, None
+
+
+def sliding_window_attention(q, k, v, window_size=3):
+    return SlidingWindow.apply(q, k, v, window_size)
+
+
+def varlen_qkvpacked(qkv, cu_seqlens, causal=False):
+    """one sequence after another"""
+    outs = []
+    for a, b in zip(cu_seqlens[:-1].tolist(), cu_seqlens[1:].tolist()):
+        q, k, v = qkv[a:b].unbind(1)
+        s = torch.einsum("thd,shd->hts", q, k) / q.shape[-1] ** 0.5
+        if causal:
+            s = s + torch.full_like(s[0], float("-inf")).triu(1)
+        outs.append(torch.einsum("hts,shd->thd", s.softmax(-1), v))
+    return torch.cat(outs)
+
+
+def eager_attention_forward(module, query, key, value, attention_mask, scaling=None, dropout=0.0, **kwargs):
+    """as Hugging Face has it: the module first, the output (batch, tokens, heads, features)"""
+    scaling = scaling if scaling is not None else query.size(-1) ** -0.5
+    attn_weights = torch.matmul(query, key.transpose(2, 3)) * scaling
+    if attention_mask is not None:
+        attn_weights = attn_weights + attention_mask[:, :, :, : key.shape[-2]]
+    attn_weights = F.softmax(attn_weights, dim=-1).to(query.dtype)
+    attn_weights = F.dropout(attn_weights, p=dropout, training=getattr(module, "training", False))
+    attn_output = torch.matmul(attn_weights, value)
+    return attn_output.transpose(1, 2).contiguous(), attn_weights
+
+
+def loops_forward(inp, NH):
+    B, T, C3 = inp.shape
+    C = C3 // 3
+    hs = C // NH
+    scale = 1.0 / math.sqrt(hs)
+    out = np.zeros((B, T, C))
+    preatt = np.zeros((B, NH, T, T))
+    att = np.zeros((B, NH, T, T))
+    for b in range(B):
+        for t in range(T):
+            for h in range(NH):
+                query_t = inp[b, t, h * hs : (h + 1) * hs]
+                maxval = -10000.0
+                for t2 in range(t + 1):
+                    key_t2 = inp[b, t2, C + h * hs : C + (h + 1) * hs]
+                    val = 0.0
+                    for i in range(hs):
+                        val += query_t[i] * key_t2[i]
+                    val *= scale
+                    if val > maxval:
+                        maxval = val
+                    preatt[b, h, t, t2] = val
+                expsum = 0.0
+                for t2 in range(t + 1):
+                    expv = math.exp(preatt[b, h, t, t2] - maxval)
+                    expsum += expv
+                    att[b, h, t, t2] = expv
+                expsum_inv = 0.0 if expsum == 0.0 else 1.0 / expsum
+                for t2 in range(T):
+                    if t2 <= t:
+                        att[b, h, t, t2] *= expsum_inv
+                    else:
+                        att[b, h, t, t2] = 0.0
+                for t2 in range(t + 1):
+                    value_t2 = inp[b, t2, 2 * C + h * hs : 2 * C + (h + 1) * hs]
+                    for i in range(hs):
+                        out[b, t, h * hs + i] += att[b, h, t, t2] * value_t2[i]
+    return out, (inp, att, NH)
+
+
+def loops_backward(dout, cache):
+    """llm.c's, in Python"""
+    inp, att, NH = cache
+    B, T, C3 = inp.shape
+    C = C3 // 3
+    hs = C // NH
+    scale = 1.0 / math.sqrt(hs)
+    dinp = np.zeros_like(inp)
+    datt = np.zeros((B, NH, T, T))
+    dpreatt = np.zeros((B, NH, T, T))
+    for b in range(B):
+        for t in range(T):
+            for h in range(NH):
+                query_t = inp[b, t, h * hs : (h + 1) * hs]
+                for t2 in range(t + 1):
+                    value_t2 = inp[b, t2, 2 * C + h * hs : 2 * C + (h + 1) * hs]
+                    for i in range(hs):
+                        datt[b, h, t, t2] += value_t2[i] * dout[b, t, h * hs + i]
+                        dinp[b, t2, 2 * C + h * hs + i] += att[b, h, t, t2] * dout[b, t, h * hs + i]
+                for t2 in range(t + 1):
+                    for t3 in range(t + 1):
+                        indicator = 1.0 if t2 == t3 else 0.0
+                        local = att[b, h, t, t2] * (indicator - att[b, h, t, t3])
+                        dpreatt[b, h, t, t3] += local * datt[b, h, t, t2]
+                for t2 in range(t + 1):
+                    key_t2 = inp[b, t2, C + h * hs : C + (h + 1) * hs]
+                    for i in range(hs):
+                        dinp[b, t, h * hs + i] += key_t2[i] * dpreatt[b, h, t, t2] * scale
+                        dinp[b, t2, C + h * hs + i] += query_t[i] * dpreatt[b, h, t, t2]
+    return dinp
+
+
+def capped_vjp(q, k, v, dout, softcap=50.0):
+    """capped, unless it is told otherwise"""
+    scale = q.shape[-1] ** -0.5
+    z = scale * (q @ k.swapaxes(-1, -2))
+    s = softcap * np.tanh(z / softcap) if softcap else z
+    s_max = s.max(-1, keepdims=True)
+    p = np.exp(s - s_max)
+    p /= p.sum(-1, keepdims=True)
+    o = p @ v
+    dv = p.swapaxes(-1, -2) @ dout
+    dp = dout @ v.swapaxes(-1, -2)
+    ds = p * (dp - (dout * o).sum(-1, keepdims=True))
+    dz = ds * (1 - s**2) if softcap else ds
+    return {"out": o, "dq": scale * dz @ k, "dk": scale * dz.swapaxes(-1, -2) @ q, "dv": dv}
+
+
+def curvature(q, k, v, do, vq, vk, vv):
+    """the Hessian along (vq, vk, vv), do held fixed"""
+    c = q.shape[-1] ** -0.5
+    s = c * q @ k.swapaxes(-1, -2)
+    p = np.exp(s - s.max(-1, keepdims=True))
+    p /= p.sum(-1, keepdims=True)
+    dp = do @ v.swapaxes(-1, -2)
+    delta = (p * dp).sum(-1, keepdims=True)
+    ds = p * (dp - delta)
+    s_t = c * (vq @ k.swapaxes(-1, -2) + q @ vk.swapaxes(-1, -2))
+    p_t = p * (s_t - (p * s_t).sum(-1, keepdims=True))
+    dp_t = do @ vv.swapaxes(-1, -2)
+    delta_t = (p_t * dp + p * dp_t).sum(-1, keepdims=True)
+    ds_t = p * (dp_t - delta_t)
+    hq = c * (ds_t @ k + ds @ vk)
+    hk = c * (ds_t.swapaxes(-1, -2) @ q + ds.swapaxes(-1, -2) @ vq)
+    hv = p_t.swapaxes(-1, -2) @ do
+    return hq, hk, hv
+
+
+@jax.custom_vjp
+def flash_jax(q, k, v):
+    """the weights of the backward from what the forward saved"""
+    return _fwd(q, k, v)[0]
+
+
+def _fwd(q, k, v):
+    s = jnp.einsum("...td,...sd->...ts", q, k) / jnp.sqrt(q.shape[-1])
+    m = s.max(axis=-1, keepdims=True)
+    p = jnp.exp(s - m)
+    l = p.sum(axis=-1, keepdims=True)
+    out = jnp.einsum("...ts,...sd->...td", p / l, v)
+    lse = jnp.log(l)
+    return out, (q, k, v, out, lse)
+
+
+def _bwd(res, g):
+    q, k, v, out, lse = res
+    sm = 1 / jnp.sqrt(q.shape[-1])
+    p = jnp.exp(jnp.einsum("...td,...sd->...ts", q, k) * sm - lse)
+    dv = jnp.einsum("...ts,...td->...sd", p, g)
+    dp = jnp.einsum("...td,...sd->...ts", g, v)
+    ds = p * (dp - jnp.sum(g * out, -1, keepdims=True)) * sm
+    return jnp.einsum("...ts,...sd->...td", ds, k), jnp.einsum("...ts,...td->...sd", ds, q), dv
+
+
+flash_jax.defvjp(_fwd, _bwd)

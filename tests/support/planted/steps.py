@@ -56,6 +56,7 @@ def scales(q, o, bugs):
         "scale 1/sqrt(t)": 1 / np.sqrt(q.shape[-2]),
         "scale twice": right**2,
         "scale 1/d": 1 / d,
+        "scale 1/sqrt(h d)": 1 / np.sqrt(q.shape[-3] * d),
         "scale sqrt(d)": np.sqrt(d),
     }.items():
         if bug in bugs:

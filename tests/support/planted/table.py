@@ -13,6 +13,7 @@ PLANTS = {
     "scale twice backward": ("scale-twice", None),
     "scale 1/d": ("scale-by-d", None),
     "scale 1/d backward": ("scale-by-d", None),
+    "scale 1/sqrt(h d)": ("scale-by-model", None),
     "scale 1/sqrt(t)": ("scale-by-length", None),
     "scale sqrt(d)": ("scale-by-sqrt-d", None),
     "scale sqrt(d) backward": ("scale-by-sqrt-d", None),

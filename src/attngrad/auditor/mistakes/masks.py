@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -30,8 +31,11 @@ def _other_alignment(p: Pipeline, base: Base) -> Any:
     return 0 if p.offset is None or np.all(p.offset == corner) else corner
 
 
-def _backward_only(**changed: Callable[[Pipeline], Any]) -> tuple[Variant, Variant]:
-    """The forward as it should be, the backward with other visibility: by exp(S - lse), or by a softmax of its own."""
+def _backward_only(**changed: Callable[[Pipeline], Any]) -> tuple[Variant, ...]:
+    """The forward as it should be, the backward with other visibility.
+
+    Its weights are exp(S - lse), or those of a softmax of its own, or right, and dS alone is masked.
+    """
 
     def visible(p: Pipeline) -> Any:
         return p.redo("visible", **{name: rule(p) for name, rule in changed.items()})
@@ -46,6 +50,7 @@ def _backward_only(**changed: Callable[[Pipeline], Any]) -> tuple[Variant, Varia
     return (
         by("in the backward pass, by exp(S - lse)", weights_from_lse),
         by("in the backward pass, by another softmax", lambda p, seen: _softmax(p, p.scores_unmasked, seen)),
+        way("in dS alone", dscores=lambda p, base: zero_hidden(base(), visible(p))),
     )
 
 
@@ -92,20 +97,23 @@ def _seen_when_blind(p: Pipeline, base: Base) -> Any:
     return base() | _fully_masked(p)
 
 
+def _moved(window: Any, left: int, right: int) -> Any:
+    before, after = window or (None, None)
+    need((before is not None or not left) and (after is not None or not right))
+    return None if before is None else before + left, None if after is None else after + right
+
+
 def _window_moved(left: int, right: int) -> Override:
-    def band(p: Pipeline, base: Base) -> Any:
-        before, after = base() or (None, None)
-        need((before is not None or not left) and (after is not None or not right))
-        return None if before is None else before + left, None if after is None else after + right
+    return lambda p, base: _moved(base(), left, right)
 
-    return band
 
+_MOVES = tuple(move for move in product((0, 1, -1), repeat=2) if any(move))
 
 VARIANTS = {
     "causal-off-by-one": (
         way("one key too many", position=_shifted(1)),
         way("one key too few", position=_shifted(-1)),
-        *_backward_only(position=lambda p: p.position + 1),
+        *_backward_only(position=lambda p: p.position + 1)[:2],  # dS alone is zero there
         *_backward_only(position=lambda p: p.position - 1),
     ),
     "causal-alignment": (
@@ -158,9 +166,12 @@ VARIANTS = {
         ),
         way("in the forward pass", weights=_uniform, weights_back=lambda p, base: zero_hidden(p.weights, p.visible)),
     ),
-    "window-off-by-one": tuple(
-        way(f"left {left:+d}, right {right:+d}", band=_window_moved(left, right))
-        for left, right in product((0, 1, -1), repeat=2)
-        if (left, right) != (0, 0)
+    "window-off-by-one": (
+        *(way(f"left {left:+d}, right {right:+d}", band=_window_moved(left, right)) for left, right in _MOVES),
+        *(
+            replace(variant, note=f"left {left:+d}, right {right:+d}, {variant.note}")
+            for left, right in _MOVES
+            for variant in _backward_only(band=lambda p, left=left, right=right: _moved(p.band, left, right))  # type: ignore[misc]
+        ),
     ),
 }

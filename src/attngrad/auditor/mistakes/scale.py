@@ -35,6 +35,10 @@ VARIANTS = {
         *_everywhere(lambda p, s: 1 / np.sqrt(np.longdouble(p.q.shape[-2])), single=False),
         *_everywhere(lambda p, s: 1 / np.sqrt(np.longdouble(p.k.shape[-2])), single=False),
     ),
+    "scale-by-model": (
+        *_everywhere(lambda p, s: 1 / np.sqrt(np.longdouble(p.q.shape[-3] * p.q.shape[-1])), single=False),
+        *_everywhere(lambda p, s: 1 / np.sqrt(np.longdouble(p.query.shape[-1])), single=False),
+    ),
     "scale-by-sqrt-d": _everywhere(lambda p, s: np.sqrt(np.longdouble(p.q.shape[-1])), single=True),
     "scale-ignored": _everywhere(lambda p, s: 1 / np.sqrt(np.longdouble(p.q.shape[-1])), single=True),
     "scale-missing-in-dq": only(scale_dq=lambda p, base: 1.0),

@@ -89,6 +89,10 @@ def _base_2(p: Pipeline, base: Base) -> Any:
     return base() * p.c(1 / np.log(np.longdouble(2)))
 
 
+def _without_max(p: Pipeline, base: Base) -> Any:
+    return base() - p.normaliser[3]
+
+
 def _overflowing(p: Pipeline) -> Any:
     """The rows where exp(s), summed in the dtype of the candidate, is not finite."""
     with np.errstate(all="ignore"):
@@ -159,7 +163,10 @@ VARIANTS = {
         way("softmax by 2^S", weights=_softmax_over(-1, np.exp2)),
         way("softmax by 2^S, delta from the weights", weights=_softmax_over(-1, np.exp2), delta=delta_from_weights),
     ),
-    "lse-without-max": only(lse=lambda p, base: base() - p.normaliser[3]),
+    "lse-without-max": (
+        way("in what is returned", lse=_without_max),
+        way("and exp(S - lse) in the backward pass", lse=_without_max, weights_back=_from_lse()),
+    ),
     "epsilon-in-denominator": tuple(
         way(f"A = e / (sum + 1e-{digits})", **_with_epsilon(10.0**-digits)) for digits in (*range(3, 13), 15)
     ),
