@@ -1,6 +1,6 @@
 // Passes over tensors by address. For a small problem, arrays made of a framework's tensors cost more than the pass. So these
-// read what `data_ptr()`, `shape` and `stride()` of a tensor say, and take the addresses of results as numbers, with their
-// strides where they are not contiguous; their features are.
+// read what `data_ptr()`, `shape` and `stride()` of a tensor say, and take the addresses of results as numbers. Results are
+// contiguous; out may have other strides, its features contiguous.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -105,7 +105,7 @@ nb::tuple residuals_of(const nb::capsule& saved) {
 
 void* at(std::uintptr_t address) { return reinterpret_cast<void*>(address); }
 
-// A result: its address, then its strides unless it is contiguous. False where these are not as many as its axes.
+// out: its address, then its strides unless it is contiguous. False where these are not as many as its axes.
 bool read(const nb::tuple& x, bool batched, ResultRows& result) {
     if (!x.size()) return false;
     result = at(nb::cast<std::uintptr_t>(x[0]));
@@ -137,9 +137,9 @@ nb::object forward_by_address(int type, nb::handle q, nb::handle k, nb::handle v
     return saved;
 }
 
-// dlse is contiguous; false where the tensors are not those of the forward pass, or strides do not fit.
+// dlse, dq, dk and dv are contiguous; false where the tensors are not those of the forward pass.
 bool backward_by_address(const nb::capsule& saved, int type, nb::handle q, nb::handle k, nb::handle v, const nb::dict& fields,
-                         nb::handle dout, std::uintptr_t dlse, const nb::tuple& dq, const nb::tuple& dk, const nb::tuple& dv) {
+                         nb::handle dout, std::uintptr_t dlse, std::uintptr_t dq, std::uintptr_t dk, std::uintptr_t dv) {
     Residuals& s = open(saved);
     TensorProblem x;
     Tensor d;
@@ -147,8 +147,8 @@ bool backward_by_address(const nb::capsule& saved, int type, nb::handle q, nb::h
     if (s.shape != std::array{x.p.B, x.p.Hq, x.p.T, x.p.E} || s.batched != x.batched) return false;
     if (!dout.is_none() && !(d.read(dout) && d.shape == s.shape)) return false;
     Memory delta(x.number() * static_cast<std::size_t>(x.rows()));
-    BackwardProblem g{d.rows, at(dlse), s.out(), s.row_max(), s.inv_row_sum(), {}, {}, {}, delta.data(), {}, false};
-    if (!read(dq, x.batched, g.dq) || !read(dk, x.batched, g.dk) || !read(dv, x.batched, g.dv)) return false;
+    const BackwardProblem g{d.rows, at(dlse),     s.out(), s.row_max(), s.inv_row_sum(), at(dq), at(dk),
+                            at(dv), delta.data(), {},      false};
     run([&](const Kernels& kernels, ParallelCall& parallel) { kernels.passes(x.p.type).backward(x.p, g, parallel); });
     return true;
 }

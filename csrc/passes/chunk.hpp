@@ -121,8 +121,9 @@ void run_chunk(Pass& pass, const Problem& p, const ChunkTask& task, const RowBlo
     for (std::int64_t j = 0; j < task.key_tiles; ++j) {
         const long k0 = j * keys<T>, k1 = std::min<long>(k0 + keys<T>, p.S);
         bool any = false, my_turn = false;
+        const std::int64_t row = (task.b * p.Hk + task.key_head) * p.S + k0;
         const bool alone = Pass::one_product && task.chunks == 1 && blocks == 1;
-        pass.each_key_sum([&](auto& sum) { sum.start(p, task.b, task.key_head, k0, k1 - k0, alone); });
+        pass.each_key_sum([&](auto& sum) { sum.start(row, k1 - k0, alone); });
         const auto take_turn = [&] {
             if (bias_tickets && !my_turn) bias_tickets->wait(j, turn, parallel);
             my_turn = true;

@@ -11,12 +11,11 @@ namespace attngrad::ATTNGRAD_ISA {
 template <class T>
 class KeySum {
 public:
-    KeySum(Type type, long length, const ResultRows& result, T factor, Arena& arena)
+    KeySum(Type type, long length, void* result, T factor, Arena& arena)
         : type_(type),
           rounds_(type != compute_type<T>),
           length_(length),
           columns_(padded<T>(length)),
-          stride_(result.is_contiguous() ? length : result.row),
           result_(result),
           partial_(arena.take<T>(keys<T> * padded<T>(length))),
           factor_(arena.fill<T>(keys<T>, factor)) {}
@@ -25,11 +24,10 @@ public:
     long kept() const { return rounds_ && result_ ? length_ : 0; }
     void keep_in(T* sums) { sums_ = sums; }
 
-    // The key tile of one head from key k0 on. `alone`: every row is added to once at most, in order.
-    void start(const Problem& p, std::int64_t b, std::int64_t head, long k0, long rows, bool alone) {
+    // A key tile, whose rows of the result start at `first_row`. `alone`: every row is added to once at most, in order.
+    void start(std::int64_t first_row, long rows, bool alone) {
         if (!result_) return;
-        first_ = ((b * p.Hk + head) * p.S + k0) * length_;
-        at_ = result_.at(p.Hk, p.S, length_, b, head, k0);
+        first_ = first_row * length_;
         rows_ = rows;
         written_ = 0;
         summed_ = false;
@@ -42,13 +40,13 @@ public:
         const long row = run.keys.a - weights.k0, rows = run.keys.b - run.keys.a;
         if (alone_) {
             write_zeros(row);
-            add_to<ScaledToZero>(run, weights, b, numbers() + row * stride_, stride_);
+            add_to<ScaledToZero>(run, weights, b, numbers() + row * length_);
             written_ = row + rows;
         } else if (!summed_ && rows == rows_) {
-            add_to<ToZero>(run, weights, b, partial_, columns_);
+            add_to<ToZero>(run, weights, b, partial_);
         } else {
             if (!summed_) std::memset(partial_, 0, sizeof(T) * rows_ * columns_);
-            add_to<ToC>(run, weights, b, partial_ + row * columns_, columns_);
+            add_to<ToC>(run, weights, b, partial_ + row * columns_);
         }
         summed_ = true;
     }
@@ -65,8 +63,8 @@ public:
     void write(bool first, bool last) {
         if (!result_) return;
         if (alone_ || (first && !summed_ && (last || !rounds_))) return write_zeros(rows_);
-        if (!rounds_) return add_partial(first, numbers(), stride_);
-        if (!last) return add_partial(first, sums_ + first_, length_);
+        if (!rounds_) return add_partial(first, numbers());
+        if (!last) return add_partial(first, sums_ + first_);
         if (!summed_) std::memset(partial_, 0, sizeof(T) * rows_ * columns_);
         const T *sums = sums_ + first_, factor = factor_[0];
         T* partial = partial_;
@@ -78,24 +76,23 @@ public:
                 for (long i = 0; i < length_; ++i) partial[i] = sums[i] + factor * partial[i];
             }
         }
-        narrow_rows<T>(type_, partial_, columns_, rows_, length_, nullptr, result_.data, at_, stride_);
+        narrow_rows<T>(type_, partial_, columns_, rows_, length_, nullptr, result_, first_);
     }
 
 private:
-    T* numbers() const { return static_cast<T*>(result_.data) + at_; }  // of a result in the compute type
+    T* numbers() const { return static_cast<T*>(result_) + first_; }  // of a result in the compute type
 
     void write_zeros(long end) {
-        const std::int64_t size = size_of(type_);
-        char* rows = static_cast<char*>(result_.data) + at_ * size;
-        for (; written_ < end; ++written_) std::memset(rows + written_ * stride_ * size, 0, size * length_);
+        const std::int64_t size = size_of(type_), at = first_ + written_ * length_;
+        if (written_ < end) std::memset(static_cast<char*>(result_) + at * size, 0, size * (end - written_) * length_);
     }
 
     // The partial sum to sums in the compute type, or added to what earlier chunks have left there.
-    void add_partial(bool first, T* to, std::int64_t stride) {
+    void add_partial(bool first, T* to) {
         if (!summed_ && !first) return;
         if (!summed_) std::memset(partial_, 0, sizeof(T) * rows_ * columns_);
         const T *partial = partial_, factor = factor_[0];
-        for (long k = 0; k < rows_; ++k, to += stride, partial += columns_) {
+        for (long k = 0; k < rows_; ++k, to += length_, partial += columns_) {
             if (first) {
 #pragma GCC ivdep
                 for (long i = 0; i < length_; ++i) to[i] = factor * partial[i];
@@ -107,22 +104,21 @@ private:
     }
 
     template <class To>
-    void add_to(const KeyRun& run, ScoreTile<T> weights, const T* b, T* to, std::int64_t stride) {
+    void add_to(const KeyRun& run, ScoreTile<T> weights, const T* b, T* to) {
         const Matrix<const T, block<T>> a{weights.at(run.keys.a, run.q0)};
         for (long c = 0; c < columns_; c += strip<T>) {
             const long width = std::min<long>(strip<T>, columns_ - c);
             product<T, Order::RowMajor, To>(static_cast<int>(width / lanes<T>), run.keys.b - run.keys.a, run.q1 - run.q0, a,
                                             Matrix<const T>{b + c * block<T> + run.q0 * width, width},
-                                            Matrix<T>{to + c, stride}, factor_);
+                                            Matrix<T>{to + c, columns_}, factor_);
         }
     }
 
     Type type_;
     bool rounds_;  // the result is of fewer bits than the sums
     long length_, columns_, rows_ = 0, written_ = 0;
-    std::int64_t stride_;              // from a row of the result to the next
-    std::int64_t first_ = 0, at_ = 0;  // where the rows of the key tile start in sums_, and in the result
-    ResultRows result_;
+    std::int64_t first_ = 0;  // where the rows of the key tile start in the result
+    void* result_;
     T *sums_ = nullptr, *partial_, *factor_;  // factor: the same for every row
     bool summed_ = false, alone_ = false;
 };

@@ -94,11 +94,11 @@ struct BackwardProblem {
     const void* out = nullptr;   // (B, Hq, T, E), compute type, contiguous
     const void *row_max = nullptr, *inv_row_sum = nullptr;
     // These three may be null: not wanted.
-    ResultRows dq;             // (B, Hq, T, D), storage type
-    ResultRows dk, dv;         // (B, Hk, S, D) and (B, Hk, S, E), storage type; written where B Hq T > 0
-    void* delta = nullptr;     // (B, Hq, T), compute type
-    Plane dbias;               // compute type; null where there is no bias, or it is not wanted
-    bool dbias_alone = false;  // every score has its own number there: it is written; else added to, zero before
+    void* dq = nullptr;                 // (B, Hq, T, D), storage type
+    void *dk = nullptr, *dv = nullptr;  // (B, Hk, S, D) and (B, Hk, S, E), storage type; written where B Hq T > 0
+    void* delta = nullptr;              // (B, Hq, T), compute type
+    Plane dbias;                        // compute type; null where there is no bias, or it is not wanted
+    bool dbias_alone = false;           // every score has its own number there: it is written; else added to, zero before
 };
 
 struct BackwardTangentProblem {

@@ -45,9 +45,9 @@ def backward_by_address(
     fields: _Fields,
     dout: object,
     dlse: int,
-    dq: tuple[int, ...],
-    dk: tuple[int, ...],
-    dv: tuple[int, ...],
+    dq: int,
+    dk: int,
+    dv: int,
 ) -> bool: ...
 def residuals_of(saved: _Capsule) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]: ...
 def keep_mask(out: npt.NDArray[np.bool_], seed: int, threshold: int, b0: int, h0: int, i0: int, j0: int) -> None: ...

@@ -96,7 +96,7 @@ TOKENS_BEFORE_HEADS = [
 @pytest.mark.usefixtures("plain", "instruction_set")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("sizes", TOKENS_BEFORE_HEADS, ids=str)
-def test_out_and_gradients_lie_in_memory_as_the_inputs_do(dtype, sizes):
+def test_out_lies_in_memory_as_the_queries_do(dtype, sizes):
     b, t, heads, key_heads, d = sizes
     q, k, v = torch.randn(b, t, 3, heads, d).to(dtype).permute(2, 0, 3, 1, 4)
     k, v = k[:, :key_heads], v[:, :key_heads]
@@ -122,10 +122,7 @@ def test_out_and_gradients_lie_in_memory_as_the_inputs_do(dtype, sizes):
                 torch.autograd.grad(y, x, y.detach().contiguous())
                 for y, x in zip(found, (strided, contiguous), strict=True)
             )
-            for ours, theirs in zip(grads, expected, strict=True):
-                assert torch.equal(ours, theirs)
-                assert ours.transpose(1, 2).is_contiguous()
-                assert theirs.is_contiguous()
+            assert all(map(torch.equal, grads, expected))
 
 
 @pytest.mark.usefixtures("plain")

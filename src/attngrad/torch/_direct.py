@@ -53,7 +53,7 @@ def type_of(q: Any, k: Any, v: Any) -> int | None:
 def attention(passes: Passes, number: int, q: Tensor, k: Tensor, v: Tensor, want_lse: bool) -> Any:
     """``out``, or ``(out, lse)``; None where shapes or strides do not fit. ``number`` is that of ``type_of``."""
     rows, features = q.shape[:-1], v.shape[-1:]
-    out, place = _empty(q, rows + features)
+    out, place = _empty_out(q, rows + features)
     results: tuple[Tensor, ...] = (out,)
     if want_lse:
         results = (out, q.new_empty(rows, dtype=torch.float32 if number > 1 else None))
@@ -77,27 +77,27 @@ def backward(
     if dlse is not None:
         dlse = _in_memory(dlse, dlse.is_contiguous())
     q, k, v = inputs
-    (dq, dq_place), (dk, dk_place), (dv, dv_place) = (_empty(x, x.shape) for x in (q, k, v))
-    arguments = (dout, 0 if dlse is None else dlse.data_ptr(), dq_place, dk_place, dv_place)
+    dq, dk, dv = _like(q), _like(k), _like(v)
+    addresses = (0 if dlse is None else dlse.data_ptr(), dq.data_ptr(), dk.data_ptr(), dv.data_ptr())
     same = q.dtype is k.dtype is v.dtype and _TYPES.get(q.dtype) == kept.type
     run, fields = kept.passes.by_address.backward, kept.passes.fields
-    if not same or not lent(kept.passes.backend, run, kept.saved, kept.type, q, k, v, fields, *arguments):
+    if not same or not lent(kept.passes.backend, run, kept.saved, kept.type, q, k, v, fields, dout, *addresses):
         refuse_replaced()
     return dq, dk, dv
 
 
-def _empty(x: Tensor, shape: Sequence[int]) -> tuple[Tensor, tuple[int, ...]]:
-    """Memory for out, or for the gradient of ``x``; its address, and its strides unless it is contiguous.
+def _empty_out(q: Tensor, shape: Sequence[int]) -> tuple[Tensor, tuple[int, ...]]:
+    """Memory for out; its address, and its strides unless it is contiguous.
 
-    Axes lie in the order of those of ``x``, as in PyTorch's own: where (B, T, H, D) was transposed, the result is
-    transposed back without a copy.
+    Axes lie in the order of those of q, as in PyTorch's own: where (B, T, H, D) was transposed, out is transposed back
+    without a copy.
     """
-    if x.shape == shape and not x.is_contiguous():
-        result = torch.empty_like(x)
-        if result.stride(-1) == 1 and not result.is_contiguous():
-            return result, (result.data_ptr(), *result.stride())
-    result = x.new_empty(shape)
-    return result, (result.data_ptr(),)
+    if q.shape == shape and not q.is_contiguous():
+        out = torch.empty_like(q)
+        if out.stride(-1) == 1 and not out.is_contiguous():
+            return out, (out.data_ptr(), *out.stride())
+    out = q.new_empty(shape)
+    return out, (out.data_ptr(),)
 
 
 def _in_memory(x: Tensor, fits: bool) -> Tensor:
@@ -105,3 +105,7 @@ def _in_memory(x: Tensor, fits: bool) -> Tensor:
     if fits and not x.is_neg() and not _private.has_no_memory(x):
         return x
     return torch.empty_like(x, memory_format=torch.contiguous_format).copy_(x)
+
+
+def _like(x: Tensor) -> Tensor:
+    return torch.empty_like(x) if x.is_contiguous() else x.new_empty(x.shape)
