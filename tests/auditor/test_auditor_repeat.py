@@ -9,6 +9,7 @@ import torch
 import attngrad.torch
 from attngrad.auditor import audit
 from attngrad.auditor.repeat import REPEATS, Repeated, poisoned
+from attngrad.core.dtypes import TABLE
 from planted import right
 from tiers import first, only
 
@@ -108,6 +109,19 @@ def test_memory_that_was_never_written_is_named_though_it_may_hold_anything(effo
     assert report.mistakes == ("uninitialised-tail",), report
     assert [s.name for s in report.stages if not s.ok] == ["dq"]
     assert "of dQ, case" in report.explanations[0][0].note
+
+
+@pytest.mark.parametrize("dtype", [d.numpy for d in TABLE], ids=str)
+def test_a_nan_that_signals_is_a_wrong_number_like_any_other(dtype):
+    def candidate(q, k, v, dout):
+        out, pullback = attngrad.vjp(q, k, v)
+        dq, dk, dv = (x.copy() for x in pullback(dout)[:3])
+        bits = dq.view(f"u{dq.itemsize}")
+        infinity = np.array(np.inf, dq.dtype).view(bits.dtype)
+        bits[..., -1, 0] = infinity + 1  # the first bit of the fraction, which says "quiet", is not set
+        return out, dq, dk, dv
+
+    assert audit(candidate, dtype=dtype, effort="quick").status == "wrong"
 
 
 def test_memory_that_torch_never_wrote_is_named():

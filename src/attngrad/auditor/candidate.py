@@ -87,6 +87,9 @@ def array_of(x: Any) -> NDArray | str:
         return f"cannot be read as an array ({error_text(error)})"
     if found.dtype.kind not in "biuf" and found.dtype not in KERNEL_DTYPES:  # bfloat16 is of another kind
         return f"is no array of real numbers ({type(x).__name__}, dtype {found.dtype})"
+    if found.dtype.kind not in "biu":  # memory that nobody wrote may hold a NaN that signals: every cast of it warns
+        with np.errstate(invalid="ignore"):
+            found[np.isnan(found)] = np.nan
     return found
 
 
