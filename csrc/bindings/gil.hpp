@@ -28,11 +28,11 @@ inline bool finalizing() {
 #endif
 }
 
-inline Loan loan_of_call() {
+inline Loan loan_of_call(const Loan& asked) {
     const Force force = g_force;
-    if (force == Force::own || finalizing()) return {Lender::own, t_loan.threads};
-    if (force == Force::openmp && t_loan.from == Lender::own) return loan_of_openmp();
-    return t_loan;
+    if (force == Force::own || finalizing()) return {Lender::own, asked.threads};
+    if (force == Force::openmp && asked.from == Lender::own) return loan_of_openmp();
+    return asked;
 }
 
 // RAII: releases the GIL. CPython ends a thread that asks for it while the interpreter shuts down, by unwinding its stack:
@@ -64,13 +64,14 @@ private:
     PyThreadState* state_;
 };
 
-// work(kernels, parallel) without the GIL. Signals are handled now and then; what their handlers raise is raised here.
+// work(kernels, parallel) without the GIL, with the workers `asked` for. Signals are handled now and then; what their handlers
+// raise is raised here.
 template <class Work>
-void run(Work work) {
+void run(Work work, const Loan& asked = t_loan) {
     bool cancelled = false;
     {
         const int threads = g_threads;
-        const Loan loan = loan_of_call();
+        const Loan loan = loan_of_call(asked);
         WithoutGil without;
         ParallelCall parallel(threads, [&] { return without.signalled(); }, loan);
         work(*g_kernels.load(), parallel);

@@ -59,6 +59,6 @@ NB_MODULE(_native, m) {
     m.def("get_num_threads", [] { return g_threads.load(); });
     bind_tools(m);
     bind_loans(m);
-    bind_by_address(m);
+    bind_tensors(m);
     bind_passes(m);
 }

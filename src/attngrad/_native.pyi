@@ -26,28 +26,29 @@ _Capsule = object
 # By name, the options that differ from their defaults.
 _Fields = dict[str, Any]
 
-def forward_by_address(
-    type: int,  # noqa: A002
+def set_exchange(api: _Capsule) -> bool: ...
+def forward_of_tensors(
     q: object,
     k: object,
     v: object,
     fields: _Fields,
-    out: tuple[int, ...],
-    lse: int,
+    out: object,
+    lse: object,
     save: bool,
+    threads: int,
 ) -> _Capsule | Literal[False] | None: ...
-def backward_by_address(
+def backward_of_tensors(
     saved: _Capsule,
-    type: int,  # noqa: A002
     q: object,
     k: object,
     v: object,
     fields: _Fields,
     dout: object,
-    dlse: int,
-    dq: int,
-    dk: int,
-    dv: int,
+    dlse: object,
+    dq: object,
+    dk: object,
+    dv: object,
+    threads: int,
 ) -> bool: ...
 def residuals_of(saved: _Capsule) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]: ...
 def keep_mask(out: npt.NDArray[np.bool_], seed: int, threshold: int, b0: int, h0: int, i0: int, j0: int) -> None: ...

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
 import attngrad
 from attngrad import _native
@@ -18,26 +19,42 @@ def forward(fields, q=Q, k=K, v=V):
     return out, lse, row_max, inv_row_sum
 
 
-class Addressed:
-    """What the kernels read of a tensor."""
-
-    def __init__(self, x):
-        self.x, self.shape = x, x.shape
-
-    def stride(self):
-        return tuple(s // self.x.itemsize for s in self.x.strides)
-
-    def data_ptr(self):
-        return self.x.ctypes.data
-
-
-def test_tensors_are_read_by_address():
-    out = np.empty_like(V)
+def test_tensors_are_read_as_they_are():
+    assert _native.set_exchange(torch.Tensor.__dlpack_c_exchange_api__)
     fields = {"scale": 0.5, "softcap": 2.0, "causal": True}
-    saved = _native.forward_by_address(1, *map(Addressed, (Q, K, V)), fields, (out.ctypes.data,), 0, True)
-    expected, _, row_max, inv_row_sum = forward(fields)
-    for x, y in zip((out, *_native.residuals_of(saved)), (expected, expected, row_max, inv_row_sum), strict=True):
+    expected, lse, row_max, inv_row_sum = forward(fields)
+    q, k, v = map(torch.from_numpy, (Q, K, V))
+    out, out_lse = torch.empty(V.shape), torch.empty(V.shape[:-1])
+    saved = _native.forward_of_tensors(q, k, v, fields, out, out_lse, True, 0)
+    results = out.numpy(), out_lse.numpy(), *_native.residuals_of(saved)
+    for x, y in zip(results, (expected, lse, expected, row_max, inv_row_sum), strict=True):
         assert np.array_equal(x, y)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda q, k, v, out: (q.double(), k, v, out),
+        lambda q, k, v, out: (q.int(), k, v, out),
+        lambda q, k, v, out: (q[0, 0], k[0, 0], v[0, 0], out[0, 0]),
+        lambda q, k, v, out: (q[None], k[None], v[None], out[None]),
+        lambda q, k, v, out: (q[:, :, :0], k, v, out[:, :, :0]),
+        lambda q, k, v, out: (q.mT.contiguous().mT, k, v, out),
+        lambda q, k, v, out: (q, k[..., :4], v, out),
+        lambda q, k, v, out: (q, k, v[:, :, :3], out),
+        lambda q, k, v, out: (q, k, v, out[:, :, :3]),
+        lambda q, k, v, out: (q, k, v, out.mT.contiguous().mT),
+        lambda q, k, v, out: (q, k, v, out.double()),
+        lambda q, k, v, out: (q.to("meta"), k, v, out),
+        lambda q, k, v, out: (q.to_sparse(), k, v, out),
+        lambda q, k, v, out: (q, k, v.numpy(), out),
+    ],
+)
+def test_tensors_that_do_not_fit_are_left_alone(change):
+    assert _native.set_exchange(torch.Tensor.__dlpack_c_exchange_api__)
+    tensors = change(*map(torch.from_numpy, (Q, K, V)), torch.full(V.shape, 7.0))
+    assert _native.forward_of_tensors(*tensors[:3], {}, tensors[3], None, False, 0) is False
+    assert bool((tensors[3] == 7.0).all())
 
 
 @pytest.mark.parametrize(
@@ -62,10 +79,11 @@ def test_a_field_that_is_unknown_or_wrong_is_refused(fields, error, text):
     assert str(caught.value) == f"attngrad._native.Call: {text}"
 
 
-def test_arrays_are_not_read_by_address():
+def test_options_that_are_arrays_are_not_taken_beside_tensors():
     mask = {"mask": np.ones((1, 1, 1, 1), bool)}
-    with pytest.raises(TypeError, match=r"^attngrad._native.forward_by_address: field 'mask' takes an array.$"):
-        _native.forward_by_address(1, *map(Addressed, (Q, K, V)), mask, (0,), 0, False)
+    q, k, v = map(torch.from_numpy, (Q, K, V))
+    with pytest.raises(TypeError, match=r"^attngrad._native.forward_of_tensors: field 'mask' takes an array.$"):
+        _native.forward_of_tensors(q, k, v, mask, torch.empty(V.shape), None, False, 0)
 
 
 def test_arrays_of_other_types_are_refused():

@@ -38,14 +38,14 @@ def test_gradgradcheck_with_forward_over_reverse_and_batched_gradients(names):
 
 @pytest.mark.parametrize("names", [(), ("mask",)], ids=label)
 def test_gradcheck_notices_a_wrong_gradient(names, monkeypatch):
-    right, by_address = cpu.backward, _direct.backward
+    right, direct = cpu.backward, _direct.backward
 
     def wrong(*args, **kwargs):
         grads = right(*args, **kwargs)
         return grads._replace(q=grads.q * 1.01)
 
     monkeypatch.setattr(cpu, "backward", wrong)
-    monkeypatch.setattr(_direct, "backward", lambda *args: (by_address(*args)[0] * 1.01, *by_address(*args)[1:]))
+    monkeypatch.setattr(_direct, "backward", lambda *args: (direct(*args)[0] * 1.01, *direct(*args)[1:]))
     function, inputs = problem(make(names, SMALL))
     assert not gradcheck(function, inputs, raise_exception=False)
 

@@ -14,7 +14,8 @@ import attngrad
 import attngrad.torch as bridge
 import instruction_sets
 from attngrad import _native
-from attngrad.torch import _direct, _functions
+from attngrad.torch import _attention, _direct, _functions, _passes
+from attngrad.torch._passes import passes_of
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 OPTIONS = ({}, {"scale": -0.3, "causal": True}, {"window": (1, None), "softcap": 2.0}, {"window": (None, 1)})
@@ -236,20 +237,99 @@ def test_what_looks_on_takes_the_long_way():
     class Subclass(torch.Tensor):
         pass
 
-    assert _direct.type_of(q, k, v) == 0
-    assert _direct.type_of(q, k, v.float()) is None
-    assert _direct.type_of(torch._neg_view(-q), k, v) is None
+    passes = passes_of("attention", q, {})
+    assert _direct.fits(q, k, v)
+    assert _direct.attention(passes, q, k, v) is not None
+    assert _direct.attention(passes, q, k, v.float()) is None
+    assert _direct.attention(passes, q, k, v.detach().to_sparse()) is None
+    assert _direct.attention(passes, q, k, v.to("meta")) is None
+    assert not _direct.fits(torch._neg_view(-q), k, v)
     assert torch.equal(bridge.attention(torch._neg_view(-q), k, v), bridge.attention(q, k, v))
-    assert _direct.type_of(q, k, v.detach().to_sparse()) is None
-    assert _direct.type_of(q, k, v.to("meta")) is None
-    assert _direct.type_of(q, k, v.numpy(force=True)) is None
-    assert _direct.type_of(q, k, v.as_subclass(Subclass)) is None
+    assert not _direct.fits(q.int(), k, v)
+    assert not _direct.fits(q, k, v.numpy(force=True))
+    assert not _direct.fits(q, k, v.as_subclass(Subclass))
     with Mode():
-        assert _direct.type_of(q, k, v) is None
+        assert not _direct.fits(q, k, v)
         assert torch.equal(bridge.attention(q, k, v), bridge.attention(q, k, v))
     with torch.autograd.forward_ad.dual_level():
-        assert _direct.type_of(q, k, v) is None
-    assert torch.func.vmap(lambda q: torch.tensor(_direct.type_of(q, k, v) is None))(q).all()
+        assert not _direct.fits(q, k, v)
+    assert torch.func.vmap(lambda q: torch.tensor(not _direct.fits(q, k, v)))(q).all()
+
+
+def test_a_pytorch_that_lets_nobody_read_its_tensors_takes_the_long_way(monkeypatch):
+    q, k, v = inputs()
+    short = bridge.attention(q, k, v)
+    monkeypatch.setattr(_passes, "_EXCHANGE", None)
+    _passes._passes.cache_clear()
+    try:
+        long = bridge.attention(q, k, v)
+    finally:
+        _passes._passes.cache_clear()
+    assert isinstance(short.grad_fn.kept, _direct.KeptMemory)
+    assert not isinstance(long.grad_fn.kept, _direct.KeptMemory)
+    assert torch.equal(short, long)
+
+
+# --- what most models ask for ---------------------------------------------------------------------------------------
+
+SAME = ((2, 4, 5, 6), (2, 4, 5, 6), (2, 4, 5, 3))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"is_causal": True}, {"scale": 0.3}, {"is_causal": True, "scale": -2}], ids=str
+)
+def test_sdpa_without_a_mask_takes_the_fewest_steps_to_the_same_bits(dtype, options, monkeypatch):
+    q, k, v = inputs(dtype, SAME)
+    ours = {{"is_causal": "causal"}.get(name, name): value for name, value in options.items()}
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
+        expected = bridge.attention(q, k, v, **ours)
+    monkeypatch.setattr(_attention, "call", None)
+    out = bridge.scaled_dot_product_attention(q, k, v, **options)
+    assert torch.equal(out, expected)
+    dout = torch.linspace(-1, 1, out.numel()).view_as(out).to(dtype)
+    for x, y in zip(*(torch.autograd.grad(o, (q, k, v), dout) for o in (out, expected)), strict=True):
+        assert torch.equal(x, y)
+
+
+def test_what_these_steps_do_not_know_takes_the_others(monkeypatch):
+    q, k, v = inputs(torch.float32, SAME)
+    sdpa, dense = bridge.scaled_dot_product_attention, torch.nn.functional.scaled_dot_product_attention
+    taken = []
+    monkeypatch.setattr(_attention, "call", lambda *args, call=_attention.call: taken.append(args) or call(*args))
+    for arguments, options in (
+        ((q, k[:, :, :3], v[:, :, :3]), {"is_causal": True}),  # top-left
+        ((q, k[:, :1], v[:, :1]), {}),  # broadcasts
+        ((q, k[:, :2], v[:, :2]), {"enable_gqa": True}),
+        ((q[0, 0], k[0, 0], v[0, 0]), {}),
+        ((q[None], k[None], v[None]), {}),
+    ):
+        assert torch.allclose(sdpa(*arguments, **options), dense(*arguments, **options), atol=1e-6)
+    assert len(taken) == 5
+    with torch.autocast("cpu", torch.bfloat16):
+        assert sdpa(q, k, v).dtype is torch.bfloat16
+    with bridge.use_backend("blocked"):
+        assert torch.allclose(sdpa(q, k, v), dense(q, k, v), atol=1e-6)
+    assert len(taken) == 7
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "text"),
+    [
+        (lambda q, k, v: (q, k, v[:, :2]), {}, "leading axes"),
+        (lambda q, k, v: (q, k, v[:, :, :2]), {}, "tokens"),
+        (lambda q, k, v: (q, k, v), {"scale": "0.5"}, "scale must be"),
+        (lambda q, k, v: (q, k, v), {"scale": [0.5]}, "scale must be"),
+        (lambda q, k, v: (q, k, v), {"scale": float("nan")}, "scale must be"),
+        (lambda q, k, v: (q, k, v), {"scale": 1e39}, "scale must be finite in float32"),
+        (lambda q, k, v: (q, k, v), {"is_causal": 1}, "causal must be"),
+        (lambda q, k, v: (q, k, v.double()), {}, "dtype"),
+    ],
+)
+def test_what_is_wrong_with_a_call_without_a_mask_is_told(arguments, options, text):
+    q, k, v = inputs(torch.float32, SAME)
+    with pytest.raises((TypeError, ValueError), match=f"attention: .*{text}"):
+        bridge.scaled_dot_product_attention(*arguments(q, k, v), **options)
 
 
 @pytest.mark.usefixtures("plain")

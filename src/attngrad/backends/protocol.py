@@ -71,8 +71,8 @@ class Backend(Protocol):
         """Whose arrays its passes take and give: "numpy" or "torch"."""
 
     @property
-    def by_address(self) -> Any:
-        """The first-order passes over addresses, as those of ``cpu.by_address``; None where there are none."""
+    def tensors(self) -> Any:
+        """The first-order passes over tensors as they are, as ``cpu.tensors`` has them; None where there are none."""
 
     @property
     def borrow(self) -> Callable[[int], None] | None:

@@ -14,7 +14,7 @@ from attngrad.core import layouts, option_checks
 from attngrad.core.checks import check_flag, fail
 from attngrad.core.options import OPTION_NAMES, OptionArguments, ScoreArguments, reject_unknown
 from attngrad.torch import _direct, _functions, _ops, _private
-from attngrad.torch._passes import NUMBERS, bind_inputs, draw_seed, passes_of
+from attngrad.torch._passes import NUMBERS, bind_inputs, draw_seed, passes_of, plain_passes
 from attngrad.torch._tensors import Inputs, check_dtype, check_tensor, wide_dtype
 
 TORCHS = functional.scaled_dot_product_attention
@@ -78,12 +78,12 @@ def call(function: str, q: Tensor, k: Tensor, v: Tensor, options: Any) -> Any:
 def _eager(function: str, q: Tensor, k: Tensor, v: Tensor, options: Any) -> Any:
     want_lse = check_flag(function, "return_lse", options.get("return_lse", False))
     only_numbers = options.keys() <= _NUMBERS
-    if only_numbers and (number := _direct.type_of(q, k, v)) is not None:
+    if only_numbers and _direct.fits(q, k, v):
         passes = passes_of(function, q, options)
         if options:
-            option_checks.magnitudes(function, passes.options, _direct.COMPUTED[number])
-        if passes.by_address is not None:
-            found = _direct.attention(passes, number, q, k, v, want_lse)
+            option_checks.magnitudes(function, passes.options, _direct.COMPUTED[q.dtype])
+        if passes.tensors is not None:
+            found = _direct.attention(passes, q, k, v, want_lse)
             if found is not None:
                 return found
     for name, x in (("q", q), ("k", k), ("v", v)):
@@ -139,6 +139,10 @@ def scaled_dot_product_attention(
             [0.5000, 0.5000]])
     """
     name = "scaled_dot_product_attention"
+    if attn_mask is None and not options and dropout_p == 0.0 and not torch.compiler.is_compiling():
+        found = _plain(name, query, key, value, scale, is_causal)
+        if found is not None:
+            return found
     if options:
         for option, instead in (("causal", "is_causal"), ("dropout", "dropout_p")):
             if option in options:
@@ -171,6 +175,18 @@ def scaled_dot_product_attention(
     if attn_mask is not None and not torch.compiler.is_compiling():  # while it traces, sizes may be symbols
         _check_mask(name, attn_mask, *(tuple(x.shape) for x in (query, key, value)))
     return call(name, query, key, value, given)
+
+
+def _plain(function: str, q: Any, k: Any, v: Any, scale: Any, causal: Any) -> Any:
+    """What most models ask for, self-attention, in the fewest steps; None for all else, and for what is not valid."""
+    if not _direct.fits(q, k, v) or q.shape != k.shape or not q.is_cpu or torch.is_autocast_enabled("cpu"):
+        return None
+    passes = plain_passes(function, q, scale, causal)
+    if passes is None or passes.tensors is None:
+        return None
+    if scale is not None:
+        option_checks.magnitudes(function, passes.options, _direct.COMPUTED[q.dtype])
+    return _direct.attention(passes, q, k, v)
 
 
 def _check_mask(function: str, mask: Tensor, q: layouts.Shape, k: layouts.Shape, v: layouts.Shape) -> None:

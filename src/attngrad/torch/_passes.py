@@ -38,6 +38,8 @@ NUMBERS = frozenset(row.name for row in STATIC if row.name not in SEEDS)
 """The options that are numbers here; a seed may be a tensor."""
 _PAIRS = [row.name for row in STATIC if row.kind is Kind.PAIR]
 _ONE = np.dtype(np.float64)
+_EXCHANGE = getattr(Tensor, "__dlpack_c_exchange_api__", None)
+"""How code in C reads tensors: of DLPack, in PyTorch 2.10 and later."""
 
 
 @lru_cache(maxsize=1024, typed=True)  # True is not 1
@@ -47,8 +49,10 @@ def _passes(
     one = Spec((1, features), _ONE)
     o = bind(function, one, one, one, {**dict(zip(names, values, strict=True)), **dict.fromkeys(SEEDS, 0)})[1]
     o, backend = replace(o, **dict.fromkeys(SEEDS)), choose(device, name)
-    direct = backend.by_address
-    return Passes(o, backend, direct, None if direct is None else direct.prepare(o))
+    tensors = backend.tensors if _EXCHANGE is not None else None
+    if tensors is None or not tensors.reads(_EXCHANGE):
+        return Passes(o, backend)
+    return Passes(o, backend, tensors, tensors.prepare(o))
 
 
 def passes_of(function: str, q: Tensor, options: Any, backend: str | None = None) -> Passes:
@@ -70,6 +74,14 @@ def passes_of(function: str, q: Tensor, options: Any, backend: str | None = None
         return _passes(*arguments)
     except TypeError:  # what does not hash is not valid, nor is what the checks refuse: let them say so, uncached
         return _passes.__wrapped__(*arguments)
+
+
+def plain_passes(function: str, q: Tensor, scale: Any, causal: Any) -> Passes | None:
+    """The same for a tensor on the CPU and these options alone, in fewer steps; None where they are not valid."""
+    try:
+        return _passes(function, "cpu", forced(), q.shape[-1], ("scale", "causal"), scale, causal)
+    except TypeError:
+        return None
 
 
 def bind_inputs(function: str, q: Tensor, k: Tensor, v: Tensor, o: Options, options: Any) -> Inputs:
@@ -160,8 +172,8 @@ class Passes(NamedTuple):
 
     options: Options
     backend: Backend
-    by_address: Any = None
-    """The passes of the backend over addresses, where it has them, and the options as they take them."""
+    tensors: Any = None
+    """The passes of the backend over tensors as they are, where it has them, and the options as they take them."""
     fields: Any = None
 
     @property

@@ -55,7 +55,12 @@ def watched() -> bool:
 
     Hooks on what is saved are how activation checkpointing works.
     """
-    return transforms_active() or _saved_hooks(False) is not None or _dispatch_modes() > 0
+    return (
+        getattr(forward_ad, "_current_level", 0) >= 0
+        or _functorch_active()
+        or _saved_hooks(False) is not None
+        or _dispatch_modes() > 0
+    )
 
 
 def mapped_by_dispatcher(tensors: Any) -> bool:

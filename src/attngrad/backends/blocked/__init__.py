@@ -19,7 +19,6 @@ __all__ = [
     "backward_parts",
     "backward_tangent",
     "borrow",
-    "by_address",
     "forward",
     "forward_parts",
     "forward_tangent",
@@ -30,4 +29,4 @@ __all__ = [
 
 NAME = "blocked"
 LIBRARY = "torch"
-by_address = borrow = None
+borrow = tensors = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from attngrad._native import borrow
-from attngrad.backends.cpu import by_address
+from attngrad.backends.cpu import tensors
 from attngrad.backends.cpu.parts import backward_parts, forward_parts, tangent_parts
 from attngrad.backends.cpu.passes import (
     backward,
@@ -24,7 +24,6 @@ __all__ = [
     "backward_parts",
     "backward_tangent",
     "borrow",
-    "by_address",
     "forward",
     "forward_parts",
     "forward_tangent",
@@ -32,6 +31,7 @@ __all__ = [
     "refuses",
     "residual_specs",
     "tangent_parts",
+    "tensors",
 ]
 
 NAME = "cpu"

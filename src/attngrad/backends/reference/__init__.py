@@ -25,7 +25,6 @@ __all__ = [
     "backward_parts",
     "backward_tangent",
     "borrow",
-    "by_address",
     "forward",
     "forward_parts",
     "forward_tangent",
@@ -39,7 +38,7 @@ __all__ = [
 
 NAME = "reference"
 LIBRARY = "numpy"
-by_address = borrow = None
+borrow = tensors = None
 
 
 @quiet
