@@ -8,9 +8,9 @@ explains it is extended for the results after it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import permutations, repeat
+from itertools import combinations, permutations
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,10 @@ _STYLES: tuple[Mapping[str, Override], ...] = ({}, {"delta": delta_from_weights}
 """Right ways to compute, which a mistake may set apart: delta from out, or from the weights."""
 _WIDTH = 24
 """How many explanations are followed side by side."""
+_TELLING = 6
+"""How many cases say whether values are left open: the longest, with whole tiles; the shortest of what is fitted."""
+_WAYS = (0, 8, 1 << 16)
+"""How far pairs of mistakes are followed at first, and then: the sum of the places of their ways in the catalogue."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,7 @@ class Search:
         level: str,
         budget: Budget,
         style: Mapping[str, Override] = _STYLES[0],
+        telling: dict[tuple[Any, ...], bool] | None = None,
     ) -> None:
         self.observations = sorted(observations, key=lambda o: o.size)
         self.budget = budget
@@ -77,7 +82,9 @@ class Search:
         self.named = [
             (m, v) for m in known for v in m.variants if v.beyond < longest and (not v.rare or least <= v.beyond < most)
         ]
-        self.pairs = True
+        self.ways = 0
+        self._telling = {} if telling is None else telling
+        """Whether states that leave values open tell anything: the same in every style."""
         self.unexplained: list[str] = []
         """What no state has explained so far."""
         self.predictions = Predictions(budget, style)
@@ -112,9 +119,9 @@ class Search:
             self._verdicts[key] = sorted(order, key=lambda o: o.truth.case.dims.large)  # type: ignore[assignment]
         return self._verdicts[key]  # type: ignore[return-value]
 
-    def run(self, *, pairs: bool) -> Diagnosis:
-        """Follow the data flow, and extend what explains the results so far: by one mistake, or (``pairs``) by two."""
-        self.pairs = pairs
+    def run(self, *, ways: int = 0) -> Diagnosis:
+        """Follow the data flow, and extend what explains the results so far by a mistake, or by two in so many ways."""
+        self.ways = ways
         states: list[State] = [()]
         explained: list[str] = []
         unexplained: list[str] = []
@@ -160,58 +167,90 @@ class Search:
     def _explain(self, states: list[State], names: Sequence[str]) -> list[State]:
         """The states that reproduce ``names``: as they are, or with one mistake more, or two."""
         kept = [s for s in states if self.consistent(s, names)]
-        for by, wild in ((1, False), (1, True), (2, False)) if self.pairs else ((1, False), (1, True)):
+        for by, wild in ((1, False), (1, True), (2, False)):
             kept = kept or self._extended(states, names, by, wild)
         return kept
 
     def _extended(self, states: list[State], names: Sequence[str], by: int, wild: bool) -> list[State]:
         """The states that reproduce ``names`` with ``by`` more mistakes."""
         found: dict[frozenset[int], State] = {}
+        ids: set[str] = set()
         for state in states:
-            for added in self._additions(state, names, by, wild):
+            for added in self._additions(state, names, by, wild, ids):
                 taken = state + added
                 key = frozenset(id(v) for _, v in taken)
-                if self.budget.over or key in found or len({m.id for m, _ in taken}) < len(taken):
+                if self.budget.over:
+                    break
+                if key in found or len({m.id for m, _ in taken}) < len(taken):
+                    continue
+                if by == 2 and not all(self._useful(state, n, names) for n in added):
                     continue
                 orders = [s for s in self._orders(state, added) if self._tells(s, names[-1])]
                 order = next((s for s in orders if self.consistent(s, names)), None)
-                if order is not None:
+                # What changes nothing explains nothing. Of one mistake asked last: the first case tells most apart.
+                if order is not None and all(self._changes(state, n, names[-1]) for n in added):
                     found[key] = order
+                    ids |= {m.id for m, _ in added}
         return sorted(found.values(), key=len)[:_WIDTH]
 
     def _tells(self, state: State, name: str) -> bool:
         """Whether a state that leaves values open still fixes most of them where the candidate is wrong."""
         if not any(v.wild or v.fit for _, v in state):
             return True
+        key = (name, *(id(v) for _, v in state))
+        if key not in self._telling:
+            self._telling[key] = self._fixes_most(state, name)
+        return self._telling[key]
+
+    def _fixes_most(self, state: State, name: str) -> bool:
         wrong = self._wrong(name)
         small = [o for o in wrong if not o.truth.case.dims.large]
-        looked_at = small if len(small) > 1 else wrong
-        shown = [self.predictions.predict(state, o, name) for o in looked_at]
-        if any(v.wild for _, v in state) and not any(map(_stale, looked_at, shown, repeat(name))):
+        longest_first = (small if len(small) > 1 else wrong)[::-1]
+        stale = (_stale(o, self.predictions.predict(state, o, name), name) for o in longest_first)
+        if any(v.wild for _, v in state) and not any(stale):
             return False
+        most_closed = longest_first[-_TELLING:] if any(v.fit for _, v in state) else longest_first[:_TELLING]
+        shown = [self.predictions.predict(state, o, name) for o in most_closed]
         closed = [0.0 if predicted is None else float(np.mean(~np.isnan(predicted))) for predicted in shown]
         return sum(c > 0.3 for c in closed) >= 2 or (bool(closed) and "overflow" in state[-1][0].id)
 
-    def _additions(self, state: State, names: Sequence[str], by: int, wild: bool) -> list[State]:
+    def _useful(self, state: State, n: Named, names: Sequence[str]) -> bool:
+        """Whether ``n`` changes a result, and by itself leaves those before as they are: they are explained already."""
+        return self._changes(state, n, names[-1]) and self.consistent((*state, n), names[:-1])
+
+    def _additions(self, state: State, names: Sequence[str], by: int, wild: bool, found: set[str]) -> Iterator[State]:
+        """The mistakes that reach a result, one by one or in pairs: first each in its first way, then in others.
+
+        Once pairs are ``found`` to explain it, only these mistakes are made in further ways.
+        """
         # What is fitted to a result fits anything: only where all before it is explained.
         named = [n for n in self.named if n[1].wild == wild and not (n[1].fit and self.unexplained)]
-        useful = [n for n in named if self._changes(state, n, names[-1])]
+        reaching = [n for n in named if self._reaches(state, n, names[-1])]
         if by == 1:
-            return [(n,) for n in useful]
-        # Of two, each must by itself leave the results before as they are: they are explained already.
-        before = list(names[:-1])
-        useful = [n for n in useful if not self.budget.over and self.consistent((*state, n), before)]
-        return [(a, b) for i, a in enumerate(useful) for b in useful[i + 1 :] if a[0].id != b[0].id]
+            yield from ((n,) for n in reaching)
+            return
+        ways: dict[str, list[Named]] = {}
+        for n in reaching:
+            ways.setdefault(n[0].id, []).append(n)
+        for rank in range(min(self.ways, 2 * max(map(len, ways.values()), default=0) - 1)):
+            ways = {name: x for name, x in ways.items() if not found or name in found}
+            for first, second in combinations(ways.values(), 2):
+                fewest, most = max(0, rank + 1 - len(second)), min(rank + 1, len(first))
+                yield from ((first[a], second[rank - a]) for a in range(fewest, most))
+
+    def _reaches(self, state: State, n: Named, name: str) -> bool:
+        """Whether ``n`` overrides a step that a result is computed from."""
+        # an exchange reads what it returns instead
+        rewired = any(name in affected(frozenset(v.steps)) for _, v in state)
+        return rewired or name in affected(frozenset(n[1].steps))
 
     def _changes(self, state: State, n: Named, name: str) -> bool:
         """Whether ``n`` has an effect on a result, in a few small cases where that is wrong, or a long one."""
-        # an exchange reads what it returns instead
-        rewired = any(name in affected(frozenset(v.steps)) for _, v in state)
-        if name not in affected(frozenset(n[1].steps)) and not rewired:
+        if not self._reaches(state, n, name):
             return False
         key = ("changes", id(n[1]), name, *(id(v) for _, v in state))
         if key not in self._verdicts:
-            self._verdicts[key] = not self.budget.over and any(
+            self._verdicts[key] = any(
                 not _same(self.predictions.predict((*state, n), o, name), self.predictions.predict(state, o, name))
                 for o in self._shown(name)
             )
@@ -246,17 +285,18 @@ def explain(observations: Sequence[Observation], level: str, budget: Budget) -> 
     The search looks at small cases, a thousand of which cost as much as one at the sizes of blocks. What it finds must
     hold in those too.
     """
-    searches = [Search(_small(observations), level, budget, style) for style in _STYLES]
+    telling: dict[tuple[Any, ...], bool] = {}
+    searches = [Search(_small(observations), level, budget, style, telling) for style in _STYLES]
     found: list[Diagnosis] = []
-    for pairs in (False, True):
+    for ways in _WAYS:
         for search in searches:
             if not budget.over or not found:
-                found.append(_holding(search.run(pairs=pairs), search, observations))
+                found.append(_holding(search.run(ways=ways), search, observations))
             if not found[-1].unexplained:
                 return found[-1], None
-        if not pairs and (coarse := low_precision(observations)) is not None:
+        if not ways and (coarse := low_precision(observations)) is not None:
             return Diagnosis((), (), budget.cut), coarse
-        if not pairs and (limited := _at_some_sizes(observations, level, budget)) is not None:
+        if not ways and (limited := _at_some_sizes(observations, level, budget)) is not None:
             return limited, None
     return min(reversed(found), key=lambda d: len(d.unexplained)), None
 
@@ -275,7 +315,7 @@ def _at_some_sizes(observations: Sequence[Observation], level: str, budget: Budg
         return None
     for style in _STYLES:
         search = Search(_small(wrong), level, budget, style)
-        found = _holding(search.run(pairs=False), search, wrong)
+        found = _holding(search.run(), search, wrong)
         if found.explanations and not found.unexplained:
             return replace(found, only=rule)
     return None

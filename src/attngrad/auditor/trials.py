@@ -187,7 +187,7 @@ def _try_one(session: Session, name: str, found: Tried, effort: str, compiled: b
         found.untried.append(f"{name} ({refused or 'nothing came back'})")
     else:
         budget = Budget(_PREDICTIONS, LIMITS[effort].seconds / 4)
-        diagnosis = Search([*session.observations[:4], *first], session.target.level, budget).run(pairs=False)
+        diagnosis = Search([*session.observations[:4], *first], session.target.level, budget).run()
         if meant or (diagnosis.explanations and not diagnosis.unexplained):
             session.observations += first
             found.tried.append(meant or name)
