@@ -2,13 +2,14 @@
 
 import time
 from itertools import product
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 
 import attngrad.jax
-from attngrad.auditor import audit
+from attngrad.auditor import audit, repeat, session
 from attngrad.auditor.budget import LIMITS
 from attngrad.auditor.cases import cases
 from planted import attention, right
@@ -220,3 +221,23 @@ def test_a_jax_function_has_at_most_four_shapes_of_which_one_is_large(monkeypatc
     report = attngrad.jax.audit(candidate, effort="default")
     assert report.status == "wrong"
     assert len(seen) <= 4
+
+
+@pytest.mark.parametrize(("effort", "seconds"), [("quick", 1.0), ("default", 10.0)])
+def test_calls_at_the_sizes_of_blocks_take_a_bounded_time_in_all(effort, seconds, monkeypatch):
+    clock, shapes = [0.0], []
+    ticking = SimpleNamespace(**dict.fromkeys(("perf_counter", "process_time", "monotonic"), lambda: clock[0]))
+    for module in (session, repeat):
+        monkeypatch.setattr(module, "time", ticking)
+
+    def slow(q, k, v, dout):
+        clock[0] += 1.3e-6 * q.size * k.shape[2]  # as long as loops in Python over every score and feature
+        shapes.append(q.shape[2])
+        return right(q, k, v, dout)
+
+    report = audit(slow, effort=effort)
+    assert report.ok, report
+    assert 64 in shapes
+    assert 513 not in shapes
+    assert len(report.untried) >= (1 if effort == "quick" else 9)
+    assert clock[0] < seconds

@@ -7,7 +7,6 @@ and before a case is left out, sizes between are tried, as far as they should no
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 from attngrad.auditor.cases import Case
@@ -20,27 +19,49 @@ _GROWTH = 1.5
 """How much more work a case between must be than the largest so far."""
 
 
-def too_slow(session: Session, case: Case, patience: float) -> bool:
-    """Whether a large case would take too long; loops in Python do, and are no fault."""
+def expected(session: Session, case: Case) -> float:
+    """The seconds that a call should take."""
     pace = session.pace
-    if not case.dims.large or pace is None:
+    if pace is None:
+        return 0.0
+    return pace.least + (pace.seconds - pace.least) * case.dims.work / pace.case.dims.work
+
+
+def too_slow(session: Session, case: Case) -> bool:
+    """Whether a large case would take longer than the session has left for these: loops in Python do, and are no fault.
+
+    One that does not takes its part of that time.
+    """
+    if not case.dims.large or session.pace is None:
         return False
-    most = min(patience, 0.5 * session.limit)
-
-    def expected() -> float:
-        return pace.least + (pace.seconds - pace.least) * case.dims.work / pace.case.dims.work
-
-    between: Case | None = pace.case
-    while expected() > most and between is not None:
-        spent = 0.0
-        while expected() > most and spent <= most and (pace.case is not between or pace.calls < _CALLS):
-            call, seconds = session.timed(between)
-            spent += math.inf if call.timeout or call.error is not None else seconds
-        between = _between(session, case, most / pace.seconds) if spent < math.inf else None
-    if expected() > most:
-        session.skipped.append(f"{case.name} (a call would take about {expected():.0f} s, more than {most:g} s)")
+    between: Case | None = session.pace.case
+    while between is not None and expected(session, case) > _left(session):
+        tried = _time_again(session, case, between)
+        between = _between(session, case, _left(session) / session.pace.seconds) if tried else None
+    takes, left = expected(session, case), _left(session)
+    if takes > left:
+        told = f"a call would take about {takes:.2g} s, where {max(left, 0.0):.2g} s are left for cases of these sizes"
+        session.skipped.append(f"{case.name} ({told})")
         return True
+    session.patience -= takes
     return False
+
+
+def _time_again(session: Session, case: Case, between: Case) -> bool:
+    """Call a case between a few times, as long as ``case`` seems too slow; False where it does not return."""
+    pace = session.pace
+    while expected(session, case) > _left(session) > 0.0 and (
+        pace is None or pace.case is not between or pace.calls < _CALLS
+    ):
+        call, seconds = session.timed(between)
+        if call.timeout or call.error is not None:
+            return False
+        session.patience -= seconds
+    return True
+
+
+def _left(session: Session) -> float:
+    return min(session.patience, 0.5 * session.limit)
 
 
 def _between(session: Session, case: Case, room: float) -> Case | None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from attngrad.auditor.pace import expected
 from attngrad.auditor.patterns import some
 from attngrad.auditor.pipeline import RESULTS
 from attngrad.auditor.report import joined, symbol
@@ -142,13 +143,17 @@ def _poisoned_torch(torch: Any) -> Iterator[None]:
         torch.use_deterministic_algorithms(on, warn_only=warns)
 
 
-def uninitialised(session: Session) -> dict[str, str]:
+def uninitialised(session: Session, effort: str) -> dict[str, str]:
     """Results that read memory that was never written, with where; their observations become those of that call."""
     odd = [i for i, o in enumerate(session.observations) if o.truth.case.dims.t % 2 or o.truth.case.dims.s % 2]
     odd.sort(key=lambda i: session.observations[i].size)
     found: dict[str, str] = {}
+    left = _SECONDS[effort]
     for i in dict.fromkeys((*odd[: _POISONED // 2], *odd[-_POISONED // 2 :])):
         o = session.observations[i]
+        if (takes := expected(session, o.truth.case)) > left:
+            continue
+        left -= takes
         with poisoned():
             call = session.call(o.truth.case)
         shown = {

@@ -34,8 +34,8 @@ from attngrad.core.dtypes import BFLOAT16, KERNEL_DTYPES, SENTENCE
 
 Progress = Callable[[int, int, str], None]
 LEVELS = ("attention", "layer")
-PATIENCE = {"quick": 2.0, "default": 4.0, "full": 60.0}
-"""Seconds that a call at the sizes of blocks may take, or it is left out."""
+PATIENCE = {"quick": 0.5, "default": 4.0, "full": 120.0}
+"""Seconds that all calls at the sizes of blocks may take; those beyond are left out."""
 
 _ALIASES = {"d!=e": "widths", "dv": "widths", "t!=s": "cross", "mqa": "gqa"}
 
@@ -140,6 +140,7 @@ def audit(
     made.sort(key=lambda case: case.dims.work if case.dims.large else 0)  # the larger show how long the largest take
     tell = progress or (lambda done, total, text: None)
     session = Session(target, kind, wanted, time_limit)
+    session.patience = PATIENCE[effort]
     session.spelled = getattr(candidate, "spelled", None)
     session.transposes = adapters.names_attribute(candidate, "T")
     if held is not None:
@@ -153,7 +154,7 @@ def audit(
         session.say("option", text, fault=False, name=option)
     for number, case in enumerate(made):
         tell(number, len(made) + 2, case.name)
-        if not compiled and too_slow(session, case, PATIENCE[effort]):
+        if not compiled and too_slow(session, case):
             continue
         if session.try_case(case):
             break
@@ -209,7 +210,7 @@ def _shapes(target: Target, effort: str, compiled: bool) -> Callable[[Dims], Dim
 
 def _again(session: Session, effort: str) -> Again:
     """The same case many times, and cases with poisoned memory."""
-    repeated, stale = repeat(session, effort), uninitialised(session)
+    repeated, stale = repeat(session, effort), uninitialised(session, effort)
     if repeated is not None and stale and set(repeated.names) <= set(stale):
         repeated = None  # whatever stood in memory: that is why they differ
     tried = (repeated.told,) if repeated is not None and not repeated.differing else ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -50,6 +51,8 @@ class Session:
         self.skipped: list[str] = []
         """Cases that were not tried, each with why."""
         self.pace: Pace | None = None
+        self.patience = math.inf
+        """Seconds that are left for calls at the sizes of blocks."""
         self._said: set[str] = set()
 
     @property
