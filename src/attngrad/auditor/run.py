@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from attngrad.auditor import adapters, recorded
 from attngrad.auditor.calls import BadCandidate, parameters_of
-from attngrad.auditor.cases import EFFORTS, cases, check_options
+from attngrad.auditor.cases import EFFORTS, Case, cases, check_options
 from attngrad.auditor.companions import add_companions
 from attngrad.auditor.conventions import settle_conventions
 from attngrad.auditor.detect import settle
 from attngrad.auditor.findings import Again, report
-from attngrad.auditor.layouts import layout_of
+from attngrad.auditor.layouts import Layout, layout_of
 from attngrad.auditor.objects import is_layer_object
 from attngrad.auditor.pace import too_slow
 from attngrad.auditor.pairs import as_function, is_pair
@@ -25,7 +25,7 @@ from attngrad.auditor.plans import COMPILED, FEATURES, Dims
 from attngrad.auditor.repeat import repeat, uninitialised
 from attngrad.auditor.report import AuditReport, Finding
 from attngrad.auditor.session import Session
-from attngrad.auditor.sizes import both, sizes_of
+from attngrad.auditor.sizes import Adapt, both, sizes_of
 from attngrad.auditor.targets import Target, level_of, own_options, target_of
 from attngrad.auditor.trials import off_by_default, on_by_default, try_options
 from attngrad.core.arrays import kind_of
@@ -101,7 +101,10 @@ def audit(
     held = recorded.checked(inputs)
     if held is not None:
         kind = np.dtype(dtype := dtype or held["q"].dtype)
-    place, adapt = layout_of(layout), sizes_of(sizes)
+    asked = _Asked(
+        candidate, level, chosen, wanted, layout_of(layout), sizes_of(sizes), kind, held, effort, seed, time_limit,
+        compiled,
+    )  # fmt: skip
     keywords: dict[str, Any] = {
         "level": level, "options": options, "supports": supports, "layout": layout, "sizes": sizes, "dtype": dtype,
         "inputs": inputs, "effort": effort, "seed": seed, "time_limit": time_limit, "progress": progress, "name": name,
@@ -109,49 +112,17 @@ def audit(
     handled = adapters.differentiable(candidate, framework, device, **keywords)
     if handled is not None:
         return handled
-    convert = adapters.converter(candidate, framework, device)
-    function = candidate[0] if is_pair(candidate) else candidate
-    title: str = name or getattr(function, "__qualname__", None) or type(function).__name__
+    title: str = name or _name(candidate)
     settings: dict[str, Any] = {"level": level, "dtype": kind, "effort": effort, "seed": int(seed), "options": ""}
     try:
         settings["level"] = level = level or level_of(candidate)
-        function = as_function(candidate) if level == "attention" else candidate
-        standing = {name: x for name, x in on_by_default(function).items() if name not in chosen}
-        chosen |= standing
-        asked = getattr(candidate, "probe", candidate)
-        place, kind, more, said, spelling = settle(
-            lambda layout, kind: target_of(asked, level, wanted, layout, kind, convert),
-            level, place, kind, chosen, (lambda x: adapt) if held is None else partial(recorded.sizes_in, held),
-            time_limit, compiled,
-        )  # fmt: skip
-        target = target_of(candidate, level, wanted, place, kind, convert)
-        chosen |= more
+        taken = _settled(asked, level, adapters.converter(candidate, framework, device))
     except BadCandidate as error:
         settings["dtype"] = (kind or np.dtype(np.float64)).name
         return AuditReport(title, "not audited", findings=(Finding("crash", str(error)),), settings=settings)
-    target = replace(target, adapt=both(target.adapt, adapt))
-    if spelling is not None:
-        recast = target.recast
-        target = replace(target, recast=lambda case: replace(recast(case), spelling=spelling))
-    settings |= {"dtype": kind.name, "options": _told(chosen)}
-    values: dict[str, Any] = {"options": chosen, "dtype": kind, "effort": effort, "seed": seed}
-    shapes = _shapes(target, effort, compiled)
-    made = list(map(target.recast, cases(level, **values, only=shapes, plain_output=target.plain_output)))
-    made.sort(key=lambda case: case.dims.work if case.dims.large else 0)  # the larger show how long the largest take
-    tell = progress or (lambda done, total, text: None)
-    session = Session(target, kind, wanted, time_limit)
-    session.patience = PATIENCE[effort]
-    session.spelled = getattr(candidate, "spelled", None)
-    session.transposes = adapters.names_attribute(candidate, "T")
-    if held is not None:
-        made = [recorded.case_of(held, target.layout, chosen, seed)]
-        session.recorded = recorded.Recorded(made[0], target.layout, effort)
-    for about, text in (*said, *(("option", _standing(name, x)) for name, x in standing.items())):
-        session.say(about, text, fault=False)
-    lacking = [x for x in chosen if x not in target.keywords and x not in more and x != "seed"]
-    for option in lacking:
-        text = f"It has no parameter {option}: it was called without it, and judged as attention with {option}."
-        session.say("option", text, fault=False, name=option)
+    settings |= {"dtype": taken.dtype.name, "options": _told(taken.options)}
+    session = _session(asked, taken)
+    tell, made = progress or (lambda done, total, text: None), _cases(asked, taken, session)
     for number, case in enumerate(made):
         tell(number, len(made) + 2, case.name)
         if not compiled and too_slow(session, case):
@@ -164,24 +135,118 @@ def audit(
         if with_tensors is not None:
             return with_tensors
     session.settle_crashes()
-    if lacking and (wrong := session.count_wrong()):
-        without = session.count_wrong(without=(*lacking, "seed") if "dropout" in lacking else lacking)
-        if without < wrong:  # it computes attention without them
-            fault = Finding("option", _not_taken(candidate, lacking, without > 0))
-            return AuditReport(title, "not audited", findings=(fault,), settings=settings)
+    if (fault := _computes_without(candidate, session, taken.lacking)) is not None:
+        return AuditReport(title, "not audited", findings=(fault,), settings=settings)
     settle_conventions(session)
     if not compiled or effort == "full":  # what is compiled for each shape has few of them
         add_companions(session)
     again = Again()
     if held is None:
         again = _again(session, effort)
-        again = _with_options(session, again, off_by_default(function), options, effort, compiled)
+        again = _with_options(session, again, off_by_default(taken.function), options, effort, compiled)
     settings["cases"] = len(session.observations)
     settings |= {"unasked": again.unasked} if again.unasked else {}
     tell(len(made), len(made) + 2, "diagnosis" if session.wrong else "report")
     found = report(session, title, settings, again, lambda: tell(len(made) + 1, len(made) + 2, "the smallest case"))
     tell(len(made) + 2, len(made) + 2, "done")
     return found
+
+
+class _Asked(NamedTuple):
+    """What was asked of an audit, checked; None where that is to be found out."""
+
+    candidate: Any
+    level: str | None
+    options: Mapping[str, Any]
+    supports: frozenset[str]
+    layout: Layout | None
+    adapt: Adapt | None
+    """To the sizes that it takes."""
+    dtype: np.dtype[Any] | None
+    inputs: Any
+    effort: str
+    seed: int
+    time_limit: float
+    compiled: bool
+
+
+class _Taken(NamedTuple):
+    """What the candidate takes, as its first calls showed."""
+
+    target: Target
+    function: Any
+    dtype: np.dtype[Any]
+    options: dict[str, Any]
+    """What it is judged by: what was asked for, and what it does without being asked."""
+    lacking: tuple[str, ...]
+    """Of these, what it has no parameter for."""
+    notes: list[tuple[str, str, str | None]]
+    """What is said of that: kind, text, name."""
+
+
+def _name(candidate: Any) -> str:
+    function = candidate[0] if is_pair(candidate) else candidate
+    return getattr(function, "__qualname__", None) or type(function).__name__
+
+
+def _settled(asked: _Asked, level: str, convert: Any) -> _Taken:
+    """Find out, by a few calls, what was not asked for: layout, dtype, what is on by default."""
+    candidate, held = asked.candidate, asked.inputs
+    function = as_function(candidate) if level == "attention" else candidate
+    standing = {name: x for name, x in on_by_default(function).items() if name not in asked.options}
+    options = {**asked.options, **standing}
+    probe = getattr(candidate, "probe", candidate)
+    place, dtype, more, said, spelling = settle(
+        lambda layout, kind: target_of(probe, level, asked.supports, layout, kind, convert),
+        level, asked.layout, asked.dtype, options,
+        (lambda x: asked.adapt) if held is None else partial(recorded.sizes_in, held),
+        asked.time_limit, asked.compiled,
+    )  # fmt: skip
+    target = target_of(candidate, level, asked.supports, place, dtype, convert)
+    target = replace(target, adapt=both(target.adapt, asked.adapt))
+    if spelling is not None:
+        recast = target.recast
+        target = replace(target, recast=lambda case: replace(recast(case), spelling=spelling))
+    lacking = tuple(x for x in options if x not in target.keywords and x not in more and x != "seed")
+    notes: list[tuple[str, str, str | None]] = [(about, text, None) for about, text in said]
+    notes += [("option", _standing(name, x), None) for name, x in standing.items()]
+    judged = "It has no parameter {0}: it was called without it, and judged as attention with {0}."
+    notes += [("option", judged.format(option), option) for option in lacking]
+    return _Taken(target, function, dtype, options | more, lacking, notes)
+
+
+def _session(asked: _Asked, taken: _Taken) -> Session:
+    """The session, with what is known of the candidate so far."""
+    session = Session(taken.target, taken.dtype, asked.supports, asked.time_limit)
+    session.patience = PATIENCE[asked.effort]
+    session.spelled = getattr(asked.candidate, "spelled", None)
+    session.transposes = adapters.names_attribute(asked.candidate, "T")
+    for kind, text, name in taken.notes:
+        session.say(kind, text, fault=False, name=name)
+    return session
+
+
+def _cases(asked: _Asked, taken: _Taken, session: Session) -> list[Case]:
+    """What it is called with, by size; of recorded inputs the one case."""
+    target = taken.target
+    if asked.inputs is not None:
+        whole = recorded.case_of(asked.inputs, target.layout, taken.options, asked.seed)
+        session.recorded = recorded.Recorded(whole, target.layout, asked.effort)
+        return [whole]
+    made = cases(
+        target.level, options=taken.options, dtype=taken.dtype, effort=asked.effort, seed=asked.seed,
+        only=_shapes(target, asked.effort, asked.compiled), plain_output=target.plain_output,
+    )  # fmt: skip
+    # The larger show how long the largest take.
+    return sorted(map(target.recast, made), key=lambda case: case.dims.work if case.dims.large else 0)
+
+
+def _computes_without(candidate: Any, session: Session, lacking: tuple[str, ...]) -> Finding | None:
+    """That it computes attention without the options that it does not take, where fewer results are wrong then."""
+    if not lacking or not (wrong := session.count_wrong()):
+        return None
+    without = session.count_wrong(without=(*lacking, "seed") if "dropout" in lacking else lacking)
+    return Finding("option", _not_taken(candidate, lacking, without > 0)) if without < wrong else None
 
 
 def _with_tensors(candidate: Any, session: Session, keywords: dict[str, Any]) -> AuditReport | None:

@@ -20,7 +20,7 @@ from attngrad.auditor.layouts import LAYOUTS, MERGED, Layout, packed, seqlens
 from attngrad.auditor.objects import LayerObject, is_layer_object
 from attngrad.auditor.pairs import as_function, is_pair, takes_one_array
 from attngrad.auditor.pipeline import RESULTS, Pipeline
-from attngrad.auditor.plans import INPUTS, Dims
+from attngrad.auditor.plans import Dims
 from attngrad.core.arrays import NDArray
 from attngrad.core.options import OPTION_NAMES, OPTIONS
 
@@ -58,7 +58,6 @@ _BY_COUNT = {len(order): order for order in _ORDERS}
 _PACKED = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
 _ASKED = (*_PACKED, "num_heads", "num_kv_heads", "stack_axis", "module")
 _SAVED = ("out", "lse", "weights")
-LAYER_ARGUMENTS = (*INPUTS["layer"], "num_heads")
 
 
 @dataclass(frozen=True)
