@@ -18,6 +18,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,8 @@ import attngrad
 from benchmarks import machine
 from benchmarks.models import MODELS, Attention, Model
 
-ROUNDS = 40
+ROUNDS, SECONDS = 40, 4.0
+"""How often each step is taken at the least, and how long both together: the interval of a short step wants more."""
 LEAST_RATIO, LEAST_KEPT = 0.98, 0.8
 OURS, THEIRS = "attngrad", "torch"
 
@@ -65,13 +67,18 @@ class Row:
         return self.gain > 0 and at_best < LEAST_KEPT * self.gain
 
 
-def interleaved(calls: Sequence[Callable[[], object]], rounds: int, warm: int = 3) -> list[list[float]]:
-    """Milliseconds of each call, taken in turn; who begins changes from round to round."""
+def interleaved(
+    calls: Sequence[Callable[[], object]], rounds: int, seconds: float = 0.0, warm: int = 3
+) -> list[list[float]]:
+    """Milliseconds of each call, in turn, at least so often and so long; who begins changes from round to round."""
     for _ in range(warm):
         for call in calls:
             call()
     times: list[list[float]] = [[] for _ in calls]
-    for i in range(rounds):
+    end = time.perf_counter() + seconds
+    for i in count():
+        if i >= rounds and time.perf_counter() >= end:
+            break
         order = range(len(calls)) if i % 2 == 0 else reversed(range(len(calls)))
         for n in order:
             start = time.perf_counter()
@@ -158,7 +165,7 @@ def verify(name: str, outputs: Sequence[Tensor]) -> None:
 def measure(model: Model, rounds: int) -> Iterator[Row]:
     """The two rows of a model."""
     for step, whole, alone in steps(model):
-        theirs, ours = interleaved(whole, rounds)
+        theirs, ours = interleaved(whole, rounds, SECONDS)
         middle = statistics.median(theirs), statistics.median(ours)
         yield Row(
             model.name,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+import textwrap
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -101,10 +103,14 @@ def sources(
 ) -> tuple[list[Source], dict[str, Source]]:
     """The arguments of a call: those by position, those by keyword.
 
-    Required parameters whose names say nothing are those of ``unknown``, in this order, which nothing else stands for;
-    then they take what a forward has returned beside its output (``rest`` of them).
+    A name that says nothing means what the forward calls so (``own``). Other required parameters are those of
+    ``unknown``, in this order, which nothing else stands for; then they take what a forward has returned beside its
+    output (``rest`` of them).
     """
-    found = parameters(function, level)
+    found = [
+        p._replace(means=own(p.name)) if p.means not in given and own(p.name) in given else p
+        for p in parameters(function, level)
+    ]
     meant = {p.means for p in found if p.means in given}
     places = [name for name in unknown if name not in meant]
     unmet = sum(p.required and p.means not in given for p in found) - len(places)
@@ -131,6 +137,11 @@ def sources(
         else:
             positional.append(source)
     return positional, keywords
+
+
+def own(name: str) -> str:
+    """The key of what a forward calls by this name, an argument or what it returns: its backward may call it so too."""
+    return f"forward's {name}"
 
 
 def call(
@@ -180,8 +191,13 @@ def both(
     """Run forward, then backward with what it saved; the forward's results go to ``results``, the rest comes back."""
     with_context = any(names.squashed(p.name) == "ctx" for p in parameters(forward, level))
     saved: dict[str, Any] = {"cache": Context()} if with_context else {}
-    returned = call(forward, given | saved, level, first_names(forward, given, level))
+    first = first_names(forward, given, level)
+    returned = call(forward, given | saved, level, first)
     named, rest = split(returned, "y" if level == "layer" else "out")
+    taken = zip(parameters(forward, level), sources(forward, {*given, *saved}, level, first)[0], strict=False)
+    shared = {own(p.name): given[str(x)] for p, x in taken if x in given}
+    if len(found := _returned_names(forward)) == 1 + len(rest):
+        shared |= {own(name): x for name, x in zip(found[1:], rest, strict=True)}
     results |= named
     if rest and not with_context:
         saved = {"cache": rest[0] if len(rest) == 1 else tuple(rest)}
@@ -189,4 +205,14 @@ def both(
         meant = ((meaning(str(name), level), x) for name, x in saved["cache"].items())
         saved |= {name: x for name, x in meant if name not in (None, "cache")}
     unknown = ("dy" if level == "layer" else "dout", *(["cache"] if saved and len(rest) <= 1 else []))
-    return call(backward, {**named, **saved, **given}, level, unknown, rest)
+    return call(backward, {**shared, **named, **saved, **given}, level, unknown, rest)
+
+
+def _returned_names(function: Any) -> tuple[str, ...]:
+    """The variables that a function returns as a tuple at its end; none where its source cannot be read."""
+    try:
+        last = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0].body[-1]  # type: ignore[attr-defined]
+    except (OSError, TypeError, SyntaxError, AttributeError):
+        return ()
+    value = last.value if isinstance(last, ast.Return) else None
+    return tuple(x.id if isinstance(x, ast.Name) else "" for x in value.elts) if isinstance(value, ast.Tuple) else ()

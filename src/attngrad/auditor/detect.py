@@ -22,7 +22,7 @@ from attngrad.auditor.targets import Target
 from attngrad.core.dtypes import BFLOAT16
 
 _PROBE = {"attention": COMPILED[0], "layer": Dims(2, 2, 2, 4, 4, 3, 3, 6)}
-_GROUPED = Dims(1, 4, 2, 3, 3, 4, 4)
+_GROUPED = Dims(1, 4, 2, 4, 4, 4, 4)  # k and v may be taken for half as many tokens
 _DTYPES = tuple(map(np.dtype, (np.float64, np.float32, np.float16, BFLOAT16)))
 _RANDOM, _EQUAL, _RAN = 3, 2, 1
 
@@ -49,6 +49,8 @@ class Settled(NamedTuple):
     """What is to be said of it: kind and text."""
     spelling: Spelling | None = None
     """How it is given its options."""
+    groups: bool = True
+    """Whether fewer key heads mean anything to it."""
 
 
 class _Try(NamedTuple):
@@ -97,14 +99,19 @@ def settle(
     grouped = Plan("groups", COMPILED[1] if compiled else _GROUPED)
     ways = (found, replace(found, tiled=True)) if level == "attention" and best.rank >= _EQUAL else ()
     fits = (x for x in ways if _fits(of, x, grouped, kind, best.options, sizes, limit))
-    if (found := next(fits, found)).tiled:
+    read = next(fits, None)
+    groups = read is not None or not (ways and found.merged) or "num_kv_heads" in best.target.arguments
+    if not groups:
+        text = "It does not support groups of query heads (gqa): it splits the features of k and v by the heads of q."
+        said.append(("unsupported", text))
+    if (found := read or found).tiled:
         text = "Query head h reads key head h % Hk: audited by that convention (PyTorch's is h // (Hq // Hk))."
         said.append(("convention", text))
     if best.window:
         said.append(("convention", f"Its window is {best.window}."))
     elif more:
         said.append(("convention", "It is causal without being asked: audited as causal attention."))
-    return Settled(found, kind, more, said, _SPELLINGS.get(best.window))
+    return Settled(found, kind, more, said, _SPELLINGS.get(best.window), groups)
 
 
 def _best(

@@ -47,6 +47,11 @@ class Diagnosis:
     """Tangents and second order, wrong where the first order is: the derivative of something else."""
 
     @property
+    def mistakes(self) -> int:
+        """How many are made together."""
+        return min(map(len, self.explanations), default=0)
+
+    @property
     def ids(self) -> tuple[str, ...]:
         """The mistakes of all explanations, each once, in the order of the data flow."""
         found = {mistake.id for state in self.explanations for mistake, _ in state}
@@ -292,8 +297,10 @@ def explain(observations: Sequence[Observation], level: str, budget: Budget) -> 
         for search in searches:
             if not budget.over or not found:
                 found.append(_holding(search.run(ways=ways), search, observations))
-            if not found[-1].unexplained:
+            if not found[-1].unexplained and found[-1].mistakes <= 1:
                 return found[-1], None
+        if whole := [d for d in found if not d.unexplained]:
+            return min(whole, key=lambda d: d.mistakes), None
         if not ways and (coarse := low_precision(observations)) is not None:
             return Diagnosis((), (), budget.cut), coarse
         if not ways and (limited := _at_some_sizes(observations, level, budget)) is not None:

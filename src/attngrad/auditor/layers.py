@@ -112,8 +112,11 @@ class Convention:
         if not isinstance(value, (tuple, list)):
             return {alone: value}
         flat = [y for x in value if x is not None for y in (x if isinstance(x, (tuple, list)) else [x])]
-        found = self._in_order([x for x in flat if not isinstance(x, Mapping)], case)
-        return found | {name: y for x in flat if isinstance(x, Mapping) for name, y in self.named(x, case).items()}
+        told = {name: y for x in flat if isinstance(x, Mapping) for name, y in self.named(x, case).items()}
+        arrays = [x for x in flat if not isinstance(x, Mapping)]
+        if len(arrays) == 1 and {"dx", "dquery"} & told.keys():
+            return {"y": arrays[0]} | told
+        return self._in_order(arrays, case) | told
 
     def _name(self, name: str, x: Any) -> str:
         return f"d{self.keys[name]}" if name in self.keys else result_name(name, x)
@@ -137,7 +140,7 @@ def result_name(name: str, x: Any = None) -> str:
     if name in RESULTS and not (name == "out" and np.ndim(x) < 4):
         return name
     found = names.known(name, "layer_results") or names.gradient(name)
-    weight = names.weight(name)
+    weight = "x" if names.known(name, "arrays") == "x" else names.weight(name)  # a gradient by the name of its argument
     return found or (f"d{weight}" if weight is not None else name)
 
 

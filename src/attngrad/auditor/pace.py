@@ -40,7 +40,7 @@ def too_slow(session: Session, case: Case) -> bool:
         between = _between(session, case, _left(session) / session.pace.seconds) if tried else None
     takes, left = expected(session, case), _left(session)
     if takes > left:
-        told = f"a call would take about {takes:.2g} s, where {max(left, 0.0):.2g} s are left for cases of these sizes"
+        told = f"a call would take about {takes:.1f} s, where {max(left, 0.0):.1f} s are left for cases of these sizes"
         session.skipped.append(f"{case.name} ({told})")
         return True
     session.patience -= takes

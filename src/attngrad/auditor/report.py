@@ -17,6 +17,7 @@ SYMBOLS = {
 }  # fmt: skip
 """How pages and reports print the names; a tangent keeps its suffix."""
 
+NO_CONVENTION = "right under no convention that is known"
 NOT_DETERMINISTIC = "not-deterministic"
 EXIT = {"right": 0, "wrong": 1, "not audited": 2}
 CLOSED = 4
@@ -204,7 +205,8 @@ class AuditReport:
             agree = "agrees" if len(self.stages) == 1 else "agree"
             where = f"all {cases} cases" if cases != 1 else "the one case"
             own = "".join(f" {f.text}" for f in self.findings if f.kind == "convention")
-            return f"RIGHT: {names} {agree} with the truth in {where}, within rounding.{own}{self._unasked}"
+            told = f"{own}{self._unjudged}{self._unasked}"
+            return f"RIGHT: {names} {agree} with the truth in {where}, within rounding.{told}"
         if self.status == "not audited":
             fault = next((f.text for f in self.findings if f.fault), "nothing came back")
             return f"NOT AUDITED: {fault}"
@@ -219,6 +221,12 @@ class AuditReport:
         if titles and left:
             told += f"; and {joined(left)} for another reason, which no known mistake explains"
         return f"WRONG: {joined(bad)} {'is' if len(bad) == 1 else 'are'} wrong; {told}.{self._size}"
+
+    @property
+    def _unjudged(self) -> str:
+        """Which options may be wrong: tried, and right under no convention."""
+        odd = [text.partition(" (")[0] for text in self.untried if NO_CONVENTION in text]
+        return f" With {joined(odd)} it is {NO_CONVENTION}, which was not judged." if odd else ""
 
     @property
     def _unasked(self) -> str:

@@ -196,7 +196,7 @@ def _settled(asked: _Asked, level: str, convert: Any) -> _Taken:
     standing = {name: x for name, x in on_by_default(function).items() if name not in asked.options}
     options = {**asked.options, **standing}
     probe = getattr(candidate, "probe", candidate)
-    place, dtype, more, said, spelling = settle(
+    place, dtype, more, said, spelling, groups = settle(
         lambda layout, kind: target_of(probe, level, asked.supports, layout, kind, convert),
         level, asked.layout, asked.dtype, options,
         (lambda x: asked.adapt) if held is None else partial(recorded.sizes_in, held),
@@ -204,6 +204,8 @@ def _settled(asked: _Asked, level: str, convert: Any) -> _Taken:
     )  # fmt: skip
     target = target_of(candidate, level, asked.supports, place, dtype, convert)
     target = replace(target, adapt=both(target.adapt, asked.adapt))
+    if not groups and "gqa" not in asked.supports:
+        target = replace(target, adapt=both(target.adapt, lambda n: replace(n, hk=n.hq)))
     if spelling is not None:
         recast = target.recast
         target = replace(target, recast=lambda case: replace(recast(case), spelling=spelling))
@@ -336,6 +338,8 @@ def _check(
 
 def _standing(name: str, x: Any) -> str:
     """What is said of an option that nobody asked for and that is on all the same."""
+    if name == "causal":
+        return "It is causal by default: audited as causal attention."
     if x is True:
         return f"It wants {name}: audited with {name} made for each case."
     return f"It has {name} by default: audited with {name}={x:g}."

@@ -19,6 +19,9 @@ from attngrad.auditor.report import Finding
 from attngrad.auditor.targets import Target
 from attngrad.auditor.truth import Observation, Truth
 
+_SHORTEST = 5
+"""How many tokens a candidate must take, at the least, that raises beyond a length of its own."""
+
 
 @dataclass
 class Pace:
@@ -148,6 +151,7 @@ class Session:
     def settle_crashes(self) -> None:
         """Which crashes are faults, and which say what the candidate does not support."""
         passed = {o.truth.case.name for o in self.observations}
+        self._settle_length()
         lacking: list[frozenset[str]] = []
         for case, call in sorted(self.crashes, key=lambda c: len(c[0].dims.features)):
             features = case.dims.features
@@ -172,6 +176,17 @@ class Session:
             self.traceback = self.traceback or call.crash or ""
         self._forget(lacking)
 
+    def _settle_length(self) -> None:
+        """Take out the crashes in cases longer than any that returned: what holds a mask of its own has a longest."""
+        longest = max((_tokens(o.truth.case) for o in self.observations), default=0)
+        ordinary = [_tokens(case) for case, _ in self.crashes if not case.dims.features]
+        if longest < _SHORTEST or not ordinary or min(ordinary) <= longest:
+            return
+        case, call = min(self.crashes, key=lambda x: (_tokens(x[0]) <= longest, _tokens(x[0])))
+        text = f"It does not take {_tokens(case)} tokens, as in the case '{case.name}': {call.error}"
+        self.say("unsupported", text, fault=False, name="tokens")
+        self.crashes = [x for x in self.crashes if _tokens(x[0]) <= longest]
+
     def _forget(self, lacking: list[frozenset[str]]) -> None:
         """Results of the wrong shape that broadcasting let through, where the candidate is known not to support it."""
         for o in self.observations:
@@ -179,3 +194,7 @@ class Session:
                 for name in [n for n, j in o.judgements.items() if j.kind == "shape"]:
                     del o.judgements[name], o.results[name]
         self.observations = [o for o in self.observations if o.results]
+
+
+def _tokens(case: Case) -> int:
+    return max(case.dims.t, case.dims.s)

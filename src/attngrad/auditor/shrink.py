@@ -142,7 +142,9 @@ def smallest_case(session: Session, name: str, budget: Budget) -> str:
         draw = _code_of_draw if drawn is not None else None
         return as_torch(target.view(case.spelt), name, spelled, target.keywords, comment, draw)
     n = case.dims
-    text = target.code.replace("{heads}", str(n.hq)).replace("{kv_heads}", str(n.hk)).replace("{model}", str(n.model))
+    text = target.code
+    for mark, size in (("heads", n.hq), ("kv_heads", n.hk), ("model", n.model), ("width", n.d)):
+        text = text.replace(f"{{{mark}}}", str(size))
     return as_code(target.view(case.spelt), target.arguments, text, target.keywords, comment, drawn is not None)
 
 

@@ -2,7 +2,7 @@
 
 A candidate that is right under one convention (True = masked, an additive mask, top-left causal) is right, and the
 report names the convention. One whose output is right under one, and whose gradients are not, is wrong. One that is
-right under none is wrong only where a known mistake explains it.
+right under none is wrong where a known mistake explains it, or where all conventions mean the same (causal, T = S).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from attngrad.auditor.diagnose import Search
 from attngrad.auditor.objects import is_layer_object
 from attngrad.auditor.plans import COMPILED, Dims, Plan
 from attngrad.auditor.repeat import Repeated, repeated
+from attngrad.auditor.report import NO_CONVENTION
 from attngrad.auditor.session import Session
 from attngrad.auditor.truth import Observation, Truth
 
@@ -132,7 +133,8 @@ def off_by_default(candidate: Any) -> tuple[str, ...]:
 def on_by_default(function: Any) -> dict[str, Any]:
     """The options that a function has without being asked, and what they are then.
 
-    A cap is what it is; dropout, which draws a mask, is turned off; bias and sinks that it must be given are made.
+    A cap is what it is, and so is causal; dropout, which draws a mask, is turned off; bias and sinks that it must be
+    given are made.
     """
     if is_layer_object(function):
         return {}
@@ -141,7 +143,7 @@ def on_by_default(function: Any) -> dict[str, Any]:
     except (TypeError, ValueError):
         return {}
     meant = [(spellings.known(p.name, "options"), p.default) for p in found]
-    on = {name: x for name, x in meant if name in ("softcap", "dropout") and _is_number(x) and x}
+    on = {name: x for name, x in meant if name in ("softcap", "dropout", "causal") and _is_number(x) and x}
     made = {name: True for name, x in meant if name in ("bias", "sinks") and x is _EMPTY}
     return {name: 0.0 if name == "dropout" else x for name, x in on.items()} | made
 
@@ -188,12 +190,16 @@ def _try_one(session: Session, name: str, found: Tried, effort: str, compiled: b
     else:
         budget = Budget(_PREDICTIONS, LIMITS[effort].seconds / 4)
         diagnosis = Search([*session.observations[:4], *first], session.target.level, budget).run()
+        square = [o for o in first if o.truth.case.dims.t == o.truth.case.dims.s]
         if meant or (diagnosis.explanations and not diagnosis.unexplained):
             session.observations += first
             found.tried.append(meant or name)
+        elif name == "causal" and any(not j.right for o in square for j in o.judgements.values()):
+            session.observations += square
+            found.tried.append("causal (T = S, where every convention means the same)")
         else:
             told = ", ".join(c.told for c in conventions if c.told)
-            found.untried.append(f"{name} (right under no convention that is known{f': {told}' if told else ''})")
+            found.untried.append(f"{name} ({NO_CONVENTION}{f': {told}' if told else ''})")
 
 
 def _keep(session: Session, name: str, convention: Convention, seen: list[Observation], found: Tried) -> None:
@@ -256,6 +262,8 @@ def _observed(session: Session, made: list[Case], convention: Convention) -> tup
         )
         call = session.call(case)
         if call.timeout or call.error is not None or call.strange:
+            if found and "causal" in case.options and case.dims.t != case.dims.s:
+                continue  # as many masks are made
             return [], f"it raised {call.error}" if call.error else "it did not return what can be read"
         truth = Truth(case, session.dtype)
         results = {n: call.results[n] for n in session.judged if n in call.results and truth.value(n) is not None}

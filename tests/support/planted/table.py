@@ -22,6 +22,7 @@ PLANTS = {
     "scale missing dk": ("scale-missing-in-dk", None),
     "no row term": ("row-term-missing", None),
     "mean": ("mean-for-row-sum", None),
+    "mean of dO o O": ("mean-for-row-sum", None),
     "mean of dA": ("mean-for-row-sum", None),
     "row term without A": ("row-term-without-weights", None),
     "row sum unweighted": ("row-sum-unweighted", None),
@@ -96,8 +97,8 @@ def plant(*bugs):
 
 _ALTERNATIVES = (
     [p for p in PLANTS if p.startswith("scale ")],
-    ["no row term", "mean", "mean of dA", "row term without A", "row sum unweighted", "columns", "matrix", "dA for dS",
-     "jacobian", "diagonal", "slope product", "chunk delta", "block softmax"],
+    ["no row term", "mean", "mean of dA", "mean of dO o O", "row term without A", "row sum unweighted", "columns",
+     "matrix", "dA for dS", "jacobian", "diagonal", "slope product", "chunk delta", "block softmax"],
     ["softmax axis", "mask after", "mask zero", "mean of V", "overflow", "mask ignored", "epsilon", "block softmax",
      "no rescale"],
     ["group unsummed", "group last", "group mean", "tiled groups"],

@@ -126,6 +126,9 @@ VARIANTS = {
         way("dS = A o (dA - mean(dA))", **reading("dscores", delta=lambda p: _mean(p.dweights, p))),
         way("dS = A o (dA - mean(dA o A))", **reading("dscores", delta=lambda p: _mean(_product(p), p))),
         way("dS = dA o A - mean(dA)", dscores=lambda p, base: _product(p) - _mean(p.dweights, p)[..., None]),
+        way(
+            "delta = mean(dO o O)", delta=lambda p, base: p.redo("delta", dout_seen=p.dout_seen / p.c(p.out.shape[-1]))
+        ),
     ),
     "row-sum-unweighted": only(**reading("dscores", delta=lambda p: rowsum(p.dweights))),
     "row-term-without-weights": only(dscores=lambda p, base: _product(p) - rowsum(_product(p))[..., None]),
