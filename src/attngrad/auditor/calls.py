@@ -6,7 +6,8 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Callable, Collection, Mapping, Sequence
-from types import SimpleNamespace
+from functools import lru_cache
+from types import CodeType, SimpleNamespace
 from typing import Any, NamedTuple
 
 from attngrad.auditor import names
@@ -196,7 +197,8 @@ def both(
     named, rest = split(returned, "y" if level == "layer" else "out")
     taken = zip(parameters(forward, level), sources(forward, {*given, *saved}, level, first)[0], strict=False)
     shared = {own(p.name): given[str(x)] for p, x in taken if x in given}
-    if len(found := _returned_names(forward)) == 1 + len(rest):
+    code = getattr(forward, "__code__", None)  # of a method too
+    if code is not None and len(found := _returned_names(code)) == 1 + len(rest):
         shared |= {own(name): x for name, x in zip(found[1:], rest, strict=True)}
     results |= named
     if rest and not with_context:
@@ -208,10 +210,11 @@ def both(
     return call(backward, {**shared, **named, **saved, **given}, level, unknown, rest)
 
 
-def _returned_names(function: Any) -> tuple[str, ...]:
+@lru_cache(maxsize=64)
+def _returned_names(code: CodeType) -> tuple[str, ...]:
     """The variables that a function returns as a tuple at its end; none where its source cannot be read."""
     try:
-        last = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0].body[-1]  # type: ignore[attr-defined]
+        last = ast.parse(textwrap.dedent(inspect.getsource(code))).body[0].body[-1]  # type: ignore[attr-defined]
     except (OSError, TypeError, SyntaxError, AttributeError):
         return ()
     value = last.value if isinstance(last, ast.Return) else None
