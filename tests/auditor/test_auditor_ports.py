@@ -193,3 +193,19 @@ def test_notes_of_jax_on_its_errors_are_not_ours():
     report = attngrad.jax.audit(candidate, effort="quick")
     assert report.ok, report
     assert "it raises, so nothing is silently wrong: TypeError" in " ".join(str(report).split())
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_biases_that_are_set_to_zero_are_not_tried_and_it_says_so(bias):
+    class Layer(torch.nn.Module):
+        def __init__(self, width):
+            super().__init__()
+            self.q_proj, self.k_proj, self.v_proj = (torch.nn.Linear(width, width, bias=bias) for _ in range(3))
+
+        def forward(self, x):
+            q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+            return torch.softmax(q @ k.mT * x.shape[-1] ** -0.5, dim=-1) @ v
+
+    report = audit(Layer, effort="quick", framework="torch")
+    assert report.ok, report
+    assert any("biases" in text for text in report.untried) == bias

@@ -56,6 +56,8 @@ class LayerObject:
         layer, error, _ = guarded(lambda: construct(candidate, n, dtype), 5.0)
         self.made = error is None and layer is not None
         self.slots: dict[str, Slot] = slots(layer) if self.made else {}
+        self.biased = self.made and self.is_class and without_biases(layer)
+        """Whether it has biases, which are set to zero."""
         forward = getattr(layer if self.made else candidate, "forward", None)
         inputs = (("x",), ("x",), ("x", "memory"), INPUTS)[min(3, _inputs(forward))]
         order = [w for w in ("w_qkv", "w_q", "w_k", "w_v", "w_o") if w in self.slots]

@@ -221,6 +221,7 @@ def _session(asked: _Asked, taken: _Taken) -> Session:
     """The session, with what is known of the candidate so far."""
     session = Session(taken.target, taken.dtype, asked.supports, asked.time_limit)
     session.patience = PATIENCE[asked.effort]
+    session.skipped += taken.target.untried
     session.spelled = getattr(asked.candidate, "spelled", None)
     session.transposes = adapters.names_attribute(asked.candidate, "T")
     for kind, text, name in taken.notes:

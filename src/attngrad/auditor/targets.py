@@ -86,6 +86,8 @@ class Target:
     """Whether a window is one number to it."""
     windowed: bool = False
     """Whether it has a window that is not asked for."""
+    untried: tuple[str, ...] = ()
+    """What is not tried of it."""
 
 
 def level_of(candidate: Any) -> str:
@@ -325,5 +327,5 @@ def _object(candidate: Any, dtype: Any, convert: Callable[[Any], Any]) -> Target
     has = layer.convention
     return Target(
         layer.caller(), "layer", has.arguments, layer.code(), plain_output=has.plain_output, adapt=layer.adapt,
-        recast=has.recast, view=has.view,
+        recast=has.recast, view=has.view, untried=("biases and their gradients (they are set to zero)",) * layer.biased,
     )  # fmt: skip

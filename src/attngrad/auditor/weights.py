@@ -207,8 +207,9 @@ def _reach(x: Any, depth: int = 3) -> tuple[str, ...] | None:
     return None
 
 
-def without_biases(layer: Any, depth: int = 3) -> None:
-    """Set to zero the vectors that a layer or one of its parts adds: the auditor's layer has none."""
+def without_biases(layer: Any, depth: int = 3) -> bool:
+    """Set to zero the vectors that a layer or one of its parts adds: the auditor's layer has none. Whether it has."""
+    found = False
     kept = [x for key, x in _entries(layer) if key != "_buffers"]
     parts = [x for x in kept if hasattr(x, "__dict__") or isinstance(x, (dict, list, tuple))]
     for holder in [layer, *parts]:
@@ -216,9 +217,11 @@ def without_biases(layer: Any, depth: int = 3) -> None:
             shape = getattr(x, "shape", (0,) * 3)
             vector = len(shape) <= 2 and int(np.prod(shape)) == max(shape, default=0)  # and no mask of that name
             if isinstance(x, np.ndarray) and x.dtype.kind == "f" and key.lower().startswith("b") and vector:
-                x[...] = 0
+                x[...], found = 0, True
             elif hasattr(x, "detach") and key.startswith("bias") and vector:
                 x.data.zero_()
+                found = True
     for part in parts if depth else ():
         if hasattr(part, "_modules") or isinstance(part, (list, tuple)):
-            without_biases(part, depth - 1)
+            found |= without_biases(part, depth - 1)
+    return found
