@@ -213,3 +213,13 @@ def test_a_torch_function_is_tried_with_its_mask():
     report = attngrad.torch.audit(function, effort="quick")
     assert report.mistakes == ("masked-row-not-zero",), report
     assert "mask (True = masked, with a query that sees nothing)" in report.tried
+
+
+def test_options_are_tried_beside_what_is_on_by_default():
+    def candidate(q, k, v, dout, causal=True, window=None):
+        out, pullback = attngrad.vjp(q, k, v, causal=causal, window=window)
+        return (out, *pullback(dout)[:3])
+
+    report = audit(candidate, effort="quick")
+    assert report.ok, report
+    assert "window ((left, right))" in report.tried

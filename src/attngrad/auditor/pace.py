@@ -53,10 +53,10 @@ def _time_again(session: Session, case: Case, between: Case) -> bool:
     while expected(session, case) > _left(session) > 0.0 and (
         pace is None or pace.case is not between or pace.calls < _CALLS
     ):
-        call, seconds = session.timed(between)
-        if call.timeout or call.error is not None:
+        call, _ = session.timed(between)
+        if call.timeout or call.error is not None or session.pace is None:
             return False
-        session.patience -= seconds
+        session.patience -= session.pace.seconds  # of the fastest, as what it tells is expected to take
     return True
 
 

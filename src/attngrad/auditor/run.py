@@ -34,7 +34,7 @@ from attngrad.core.dtypes import BFLOAT16, KERNEL_DTYPES, SENTENCE
 
 Progress = Callable[[int, int, str], None]
 LEVELS = ("attention", "layer")
-PATIENCE = {"quick": 0.5, "default": 4.0, "full": 120.0}
+PATIENCE = {"quick": 1.0, "default": 4.0, "full": 120.0}
 """Seconds that all calls at the sizes of blocks may take; those beyond are left out."""
 
 _ALIASES = {"d!=e": "widths", "dv": "widths", "t!=s": "cross", "mqa": "gqa"}
@@ -220,7 +220,7 @@ def _settled(asked: _Asked, level: str, convert: Any) -> _Taken:
 def _session(asked: _Asked, taken: _Taken) -> Session:
     """The session, with what is known of the candidate so far."""
     session = Session(taken.target, taken.dtype, asked.supports, asked.time_limit)
-    session.patience = PATIENCE[asked.effort]
+    session.options, session.patience = taken.options, PATIENCE[asked.effort]
     session.skipped += taken.target.untried
     session.spelled = getattr(asked.candidate, "spelled", None)
     session.transposes = adapters.names_attribute(asked.candidate, "T")

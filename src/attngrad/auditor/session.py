@@ -54,6 +54,8 @@ class Session:
         self.skipped: list[str] = []
         """Cases that were not tried, each with why."""
         self.pace: Pace | None = None
+        self.options: dict[str, Any] = {}
+        """What every case has."""
         self.patience = math.inf
         """Seconds that are left for calls at the sizes of blocks."""
         self._said: set[str] = set()

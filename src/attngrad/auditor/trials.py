@@ -237,14 +237,16 @@ def _cases(session: Session, name: str, compiled: bool) -> list[Case]:
     """Those that the candidate takes, by what it has taken."""
     target = session.target
     lacking = [case.dims.features for case, _ in session.crashes]
+    corner = any(f.kind == "convention" and f.name == "corner" for f in session.findings)
     made = []
-    for number, dims in enumerate(COMPILED[:1] if compiled else _DIMS[target.level]):
+    for number, dims in enumerate(COMPILED[:1] if compiled or corner else _DIMS[target.level]):
         n = dims if target.adapt is None else target.adapt(dims)
         if n is not None and not any(known and known <= n.features for known in lacking):
             rng = np.random.default_rng((11, number))
             what = "dropout and a seed" if name == "dropout" else name
             plan = Plan(f"with {what}, {n.t} queries, {n.s} keys", n)
-            made.append(target.recast(make(target.level, plan, session.dtype, rng, {}, target.plain_output)))
+            case = make(target.level, plan, session.dtype, rng, session.options, target.plain_output)
+            made.append(target.recast(case))
     return made
 
 
