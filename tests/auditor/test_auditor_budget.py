@@ -66,3 +66,10 @@ def test_the_clock_ends_a_search_before_the_command_takes_it_for_dead():
 def test_more_effort_searches_longer():
     efforts = list(LIMITS.values())
     assert [tuple(sorted(column)) for column in zip(*efforts, strict=True)] == list(zip(*efforts, strict=True))
+
+
+@pytest.mark.parametrize("bugs", [("scale twice backward", "no row term"), ("no row term", "exchange dq dk")])
+def test_two_mistakes_that_are_often_made_are_named_by_quick_within_its_work(bugs):
+    candidate, options, expected = planted.plant(*bugs)
+    report = audit(candidate, options=options, effort="quick")
+    assert set(expected) <= set(report.mistakes), report

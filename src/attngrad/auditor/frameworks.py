@@ -154,9 +154,8 @@ def audit_differentiable(
 
 def _not_offered(name: str, error: Exception) -> str:
     """What is said of a mode that raised; a note on the error says where it would not have."""
-    where = "".join(
-        f" {note}" for note in getattr(error, "__notes__", ()) if note.startswith("with ")
-    )  # JAX has its own
+    notes = getattr(error, "__notes__", ())  # JAX adds some of its own
+    where = "".join(f" {note}" for note in notes if note.startswith("with "))
     silent = "" if name == OPTION_GRADIENTS else f"; it raises, so nothing is silently wrong{where}"
     why = f"{type(error).__name__}: {error}".splitlines()[0]
     return f"It does not offer {name}, which was not audited{silent}: {why}"

@@ -63,9 +63,7 @@ def _of_one_array(forward: Any, backward: Any) -> Any:
         given = {str(calls.meaning(p.name, "attention")): x for p, x in zip(own[1:], others, strict=False)}
         given |= {str(calls.meaning(name, "attention")): x for name, x in options.items()}
         results: dict[str, Any] = {}
-        back = calls.both(
-            forward, backward, {"q": qkv, "qkv": qkv, "x": qkv, "dout": dout, **given}, "attention", results
-        )
+        back = calls.both(forward, backward, {"q": qkv, "qkv": qkv, "dout": dout, **given}, "attention", results)
         return results["out"], back
 
     kinds = inspect.Parameter

@@ -17,6 +17,8 @@ SYMBOLS = {
 }  # fmt: skip
 """How pages and reports print the names; a tangent keeps its suffix."""
 
+LONGEST = "tokens"
+"""The name of the note on a length that a candidate does not take."""
 NO_CONVENTION = "right under no convention that is known"
 NOT_DETERMINISTIC = "not-deterministic"
 EXIT = {"right": 0, "wrong": 1, "not audited": 2}
@@ -205,7 +207,8 @@ class AuditReport:
             agree = "agrees" if len(self.stages) == 1 else "agree"
             where = f"all {cases} cases" if cases != 1 else "the one case"
             own = "".join(f" {f.text}" for f in self.findings if f.kind == "convention")
-            told = f"{own}{self._unjudged}{self._unasked}"
+            length = "".join(f" {f.text.partition(',')[0]}: it raises." for f in self.findings if f.name == LONGEST)
+            told = f"{own}{length}{self._unjudged}{self._unasked}"
             return f"RIGHT: {names} {agree} with the truth in {where}, within rounding.{told}"
         if self.status == "not audited":
             fault = next((f.text for f in self.findings if f.fault), "nothing came back")

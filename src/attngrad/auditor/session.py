@@ -15,7 +15,7 @@ from attngrad.auditor.cases import Case
 from attngrad.auditor.pipeline import LATER, RESULTS
 from attngrad.auditor.plans import FEATURES
 from attngrad.auditor.recorded import SMALL, Recorded
-from attngrad.auditor.report import Finding
+from attngrad.auditor.report import LONGEST, Finding
 from attngrad.auditor.targets import Target
 from attngrad.auditor.truth import Observation, Truth
 
@@ -186,7 +186,7 @@ class Session:
             return
         case, call = min(self.crashes, key=lambda x: (_tokens(x[0]) <= longest, _tokens(x[0])))
         text = f"It does not take {_tokens(case)} tokens, as in the case '{case.name}': {call.error}"
-        self.say("unsupported", text, fault=False, name="tokens")
+        self.say("unsupported", text, fault=False, name=LONGEST)
         self.crashes = [x for x in self.crashes if _tokens(x[0]) <= longest]
 
     def _forget(self, lacking: list[frozenset[str]]) -> None:

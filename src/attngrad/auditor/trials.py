@@ -264,7 +264,7 @@ def _observed(session: Session, made: list[Case], convention: Convention) -> tup
         )
         call = session.call(case)
         if call.timeout or call.error is not None or call.strange:
-            if found and "causal" in case.options and case.dims.t != case.dims.s:
+            if found and "causal" in convention.meant(plain) and case.dims.t != case.dims.s:
                 continue  # as many masks are made
             return [], f"it raised {call.error}" if call.error else "it did not return what can be read"
         truth = Truth(case, session.dtype)
